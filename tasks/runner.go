@@ -1,0 +1,92 @@
+package tasks
+
+import (
+	"time"
+	"uuid"
+)
+
+// Runner is the fleet as the Manager sees it. internal/fleet (gRPC) and
+// tasktest.ScriptedRunner implement it and pass tasktest.RunRunnerTests.
+//
+// No method blocks on the network: each one hands over and returns. What
+// becomes of it is told to the Manager by its Session methods, always in this
+// order per agent: SessionUp, then any of Accepted, Output, Final, Refused,
+// then SessionDown; nothing of an older session follows its SessionDown.
+type Runner interface {
+	// Own gives the complete set of shards held now. Agents of these shards
+	// are connected with Hello(shard, epoch); sessions of other shards, or of
+	// an older epoch, are ended.
+	Own(leases []Lease)
+	// Lookup finds an agent by id or unique name. Errors are fault.Error:
+	// unknown_agent (Invalid) or ambiguous_agent (Conflict).
+	Lookup(ref string) (Agent, error)
+	// Execute sends a committed assignment on the agent's session. It is
+	// dropped without a word when the session has just ended: the next
+	// SessionUp then says that the agent has never seen it.
+	Execute(a Assignment)
+	// Cancel asks the agent to end a task; its Final follows.
+	Cancel(agent AgentNum, ref Ref, reason string)
+	// Forget releases ledger entries whose results are on disk.
+	Forget(agent AgentNum, ids ...ID)
+	// AckOutput says that output up to seq is on disk.
+	AckOutput(agent AgentNum, ref Ref, seq int)
+	// Reconnect ends the agent's session, for reconciling it anew.
+	Reconnect(agent AgentNum, why string)
+	// Quarantine stops dispatch to the agent until an operator decides.
+	Quarantine(agent AgentNum, why string)
+}
+
+// Agent is what the queue needs to know of an agent.
+type Agent struct {
+	Num         AgentNum
+	ID          uuid.UUID
+	Name        string
+	LedgerID    uuid.UUID // last one seen; Nil = none yet
+	Paused      bool
+	PausedBy    string
+	PausedAt    time.Time
+	Quarantined bool
+	Removed     bool
+	Why         string // of quarantine, or of the last failed dial, as a sentence
+}
+
+// Shard gives the agent's shard.
+func (a Agent) Shard() Shard { return ShardOf(a.ID) }
+
+// Assignment is a task on its way to its agent; Queued.Attempt is the attempt
+// that it has now.
+type Assignment struct {
+	Queued
+	Epoch  int64
+	Forget []ID // ids whose results are on disk; they ride along
+}
+
+// Ref gives the fence of the assignment.
+func (a Assignment) Ref() Ref { return Ref{ID: a.ID, Attempt: a.Attempt} }
+
+// Session is what an agent says of itself when a session begins.
+type Session struct {
+	Agent       AgentNum
+	LedgerID    uuid.UUID
+	LedgerNew   bool // differs from the one on record (the fleet has not yet recorded it)
+	Running     *Ref
+	Finished    []Final
+	Interrupted []Ref
+}
+
+// Final is the agent's last word about a task.
+type Final struct {
+	Ref
+	Epoch     int64
+	StartedAt time.Time // by the agent's clock
+	EndedAt   time.Time
+	Ending    Ending
+}
+
+// Refusal says that the agent did not start a task and will not.
+type Refusal struct {
+	Ref
+	Cause   string // busy, stale_epoch, ledger_full, disk
+	Running *Ref
+	Detail  string
+}

@@ -1,0 +1,186 @@
+package tasks
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+	"uuid"
+
+	"headgate/internal/kinds"
+)
+
+// ID numbers a task. Ids are given in order by the controller that owns the
+// agent's shard; on the wire they are decimal strings.
+type ID int64
+
+// String gives the decimal form used in REST, pages and logs.
+func (id ID) String() string { return strconv.FormatInt(int64(id), 10) }
+
+// AgentNum is the dense key of an agent inside the queue tables; people and
+// programs outside see the agent's UUID.
+type AgentNum int32
+
+// Shard is one of NumShards fixed groups of agents.
+type Shard int16
+
+// NumShards is the fixed number of shards: enough to spread over more
+// controllers than anybody runs, few enough to renew in one statement.
+const NumShards = 16
+
+// ShardOf gives the shard of an agent: the last byte of its id, modulo 16.
+func ShardOf(agent uuid.UUID) Shard { return Shard(agent[15] % NumShards) }
+
+// State is where a task stands. The strings are the product's words in REST,
+// pages and the SQL view.
+type State string
+
+// The three states.
+const (
+	StateNew       State = "new"
+	StateWaiting   State = "waiting-for-agent-response"
+	StateCompleted State = "completed"
+)
+
+// Outcome says how a completed task ended.
+type Outcome string
+
+// The outcomes. Unknown is said only when the agent's word cannot be had.
+const (
+	Succeeded Outcome = "succeeded"
+	Failed    Outcome = "failed"
+	TimedOut  Outcome = "timed-out"
+	Cancelled Outcome = "cancelled"
+	Expired   Outcome = "expired"
+	Rejected  Outcome = "rejected"
+	Unknown   Outcome = "unknown"
+)
+
+// Reasons that the controller itself gives; the agent's own come with its
+// Final. A reason is a stable code, Detail beside it is the sentence.
+const (
+	ReasonCancelled     = "cancelled_by_user"
+	ReasonExpired       = "expired_before_start"
+	ReasonAgentRemoved  = "agent_removed"
+	ReasonAgentRestart  = "agent_restarted"    // delivery once, interrupted by a restart of the agent
+	ReasonNoWord        = "no_word_from_agent" // the forced deadline passed
+	ReasonAttempts      = "attempts_exhausted"
+	ReasonLedgerChanged = "ledger_changed" // operator approved an agent whose ledger was replaced
+)
+
+// Limits of a submission.
+const (
+	MinPriority     = 0
+	MaxPriority     = 9
+	DefaultPriority = 5 // in the middle, so that both directions are free
+
+	DefaultExpiry = 24 * time.Hour      // no task waits for ever behind a dead agent
+	MaxExpiry     = 30 * 24 * time.Hour // longer plans belong into a schedule
+
+	MaxArgsBytes   = 1 << 20 // 1 MiB, the agent's message limit allows for it
+	MaxResultBytes = 1 << 20 // 1 MiB of JSON; bulk belongs into the output
+	MaxBatch       = 10_000  // tasks in one batch; larger ones are several calls
+	MaxAttempts    = 5       // of a repeatable task whose agent restarts each time
+)
+
+// AgentRef names an agent in answers.
+type AgentRef struct {
+	Num  AgentNum  `json:"-"`
+	ID   uuid.UUID `json:"id"`
+	Name string    `json:"name"`
+}
+
+// Task is one piece of work for one agent, as REST, pages and events show it.
+type Task struct {
+	ID       ID
+	Agent    AgentRef
+	Kind     string
+	Args     json.RawMessage
+	Delivery kinds.Delivery
+	Priority int
+	Timeout  time.Duration
+	Attempt  int
+
+	State  State
+	Ending Ending // zero until completed
+
+	CreatedAt         time.Time
+	NotBefore         time.Time // zero = at once
+	ExpiresAt         time.Time
+	StartedAt         time.Time // zero while new
+	CompletedAt       time.Time // zero until completed
+	CancelRequestedAt time.Time // zero = nobody asked
+
+	Actor   string // who submitted it, for example "token:up" or "user:admin"
+	RetryOf ID     // 0 = none
+	RunID   uuid.UUID
+	Waiting *Waiting // why it is not completed; filled by Service, nil when completed
+}
+
+// Ending is how a task ended.
+type Ending struct {
+	Outcome     Outcome
+	Reason      string          // stable code, empty when succeeded
+	Detail      string          // one sentence with the cause
+	Result      json.RawMessage // checked JSON text, or nil
+	ResultBytes []byte          // set instead of Result when it was not JSON
+	Exit        *Exit           // programs only
+	OutputBytes int64           // printed in all
+}
+
+// Exit tells how a program ended; each cause has its own field.
+type Exit struct {
+	Code        *int   `json:"code"`
+	Signal      string `json:"signal,omitempty"`
+	SpawnError  string `json:"spawn_error,omitempty"`
+	UserMS      int64  `json:"user_ms"`
+	SystemMS    int64  `json:"system_ms"`
+	MaxRSSBytes int64  `json:"max_rss_bytes"`
+}
+
+// Waiting explains why a task is not completed.
+type Waiting struct {
+	Cause    string    `json:"cause"`    // agent_busy, agent_unreachable, agent_paused, agent_quarantined, not_due, starting, running, cancel_requested
+	Sentence string    `json:"sentence"` // the cause in plain words with its numbers
+	NextStep string    `json:"next_step"`
+	Since    time.Time `json:"since"`
+	Position int       `json:"position,omitempty"` // in the agent's order, 1 = next
+	Blocking ID        `json:"-"`                  // the task in the slot, 0 = none
+}
+
+// Ref names one execution of a task: the fence that every write and every
+// answer carries.
+type Ref struct {
+	ID      ID
+	Attempt int
+}
+
+// Submission is what a person or program asks for.
+type Submission struct {
+	Agent     string // id or unique name
+	Kind      string
+	Args      json.RawMessage
+	Timeout   time.Duration  // 0 = the kind's default
+	Priority  *int           // nil = DefaultPriority
+	NotBefore time.Time      // zero = at once
+	ExpiresAt time.Time      // zero = DefaultExpiry from now
+	Delivery  kinds.Delivery // "" = the kind's; may only turn repeatable into once
+}
+
+// Idempotency makes a submission safe to send again. The zero value means that
+// the caller gave no key.
+type Idempotency struct {
+	Principal string // who; keys of different principals never meet
+	Route     string // for example "POST /tasks"
+	Key       string
+	Hash      [32]byte // SHA-256 of the request body
+}
+
+// OutputChunk is a piece of what a task printed.
+type OutputChunk struct {
+	Ref
+	Seq    int    // counts the chunks of both streams from 0
+	Stream string // "stdout" or "stderr"
+	Offset int64  // in bytes, within its own stream
+	At     time.Time
+	Data   []byte
+}
