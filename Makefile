@@ -1,0 +1,65 @@
+# Headgate. `make help` lists the targets.
+# Both programs and all tests are built with this Go; an older one fetches it.
+export GOTOOLCHAIN := go1.27.3
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -X main.version=$(VERSION)
+TOOLS := $(CURDIR)/.tools
+
+.PHONY: help run demo test check generate lint build bench clean prepare test-only test-bench race vuln openapi-lint vendor-web
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: build ## start cluster, controller and one agent here; ARGS="..." goes to `headgate up`
+	@bin/headgate up $(ARGS)
+
+demo: build ## the same with five agents (one slow, one flaky) and a history of tasks
+	@bin/headgate up --demo $(ARGS)
+
+test: prepare check test-only ## install what is missing, then all checks and all tests
+
+test-only: ## all tests, without installing or checking
+	go test ./... -timeout 15m
+
+check: ## generated files current, lint, import rules, OpenAPI lint, known holes
+	tools/check.sh
+
+generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## protocol code and OpenAPI document
+	PATH="$(TOOLS):$$PATH" protoc --go_out=. --go_opt=module=headgate --go-grpc_out=. --go-grpc_opt=module=headgate internal/agentpb/agent.proto
+	go run ./openapi/gen
+
+lint: $(TOOLS)/golangci-lint ## the linters of .golangci.yml
+	$(TOOLS)/golangci-lint run ./...
+
+build: ## both programs into bin/
+	go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/headgate ./cmd/headgate-agent
+
+bench: build ## figures and ratios, side by side; ONLY=name,... runs a part
+	cd bench && go run . -bin ../bin $(if $(ONLY),-only $(ONLY))
+
+race: ## all tests under the race detector (slow)
+	go test -race ./... -timeout 40m
+
+vuln: $(TOOLS)/govulncheck ## known holes reachable from our code
+	tools/vuln.sh
+
+openapi-lint: ## redocly over the committed document
+	tools/openapi-lint.sh
+
+prepare: ## system packages that the tests need (as root), else the one command to run
+	tools/prepare.sh
+
+clean: ## remove what was built; data in .headgate stays
+	rm -rf bin .tools
+
+$(TOOLS)/protoc-gen-go: go.mod
+	go build -o $@ google.golang.org/protobuf/cmd/protoc-gen-go
+$(TOOLS)/protoc-gen-go-grpc: go.mod
+	go build -o $@ google.golang.org/grpc/cmd/protoc-gen-go-grpc
+$(TOOLS)/golangci-lint: tools/go.mod
+	cd tools && go build -o $@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+$(TOOLS)/govulncheck: tools/go.mod
+	cd tools && go build -o $@ golang.org/x/vuln/cmd/govulncheck
