@@ -18,6 +18,7 @@ const (
 	ReadAgents   Permission = "agents:read"
 	ManageAgents Permission = "agents:manage"
 	PairAgents   Permission = "agents:pair"
+	PingAgents   Permission = "agents:ping"
 	ReadStatus   Permission = "status:read"
 	ReadMetrics  Permission = "metrics:read"
 	ManageTokens Permission = "tokens:manage"
