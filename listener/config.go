@@ -1,0 +1,242 @@
+package listener
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// The advised and built-in values. All of them can be set in Config.
+const (
+	// DefaultOpenDelay is the advised OpenDelay: long enough for a start that
+	// fails right after it called itself stable to fail before the public comes.
+	DefaultOpenDelay = 2 * time.Second
+
+	// defaultFirstByteTimeout ends clients that connect and say nothing.
+	defaultFirstByteTimeout = 3 * time.Second
+	// defaultHandshakeTimeout is counted from accept; it ends slow senders.
+	defaultHandshakeTimeout = 5 * time.Second
+	// defaultAcceptTimeout is how long a ready connection waits for Accept;
+	// a client that waited longer has usually given up.
+	defaultAcceptTimeout = 5 * time.Second
+	// handshakesPerCPU and minHandshakes bound the work on keys at one moment.
+	handshakesPerCPU = 64
+	minHandshakes    = 128
+	// defaultMaxPending bounds the connections of one port that are accepted
+	// by the kernel but not yet by the program, and with them memory.
+	defaultMaxPending = 2048
+
+	// defaultRetryMin and defaultRetryMax pace the attempts to open a public
+	// port that could not be opened.
+	defaultRetryMin = 1 * time.Second
+	defaultRetryMax = 30 * time.Second
+	// defaultControllerLoss is how long a lost controller port is tried again
+	// before Accept gives a *FatalError: a program that its operator cannot
+	// reach is better restarted.
+	defaultControllerLoss = 30 * time.Second
+)
+
+// Config says what New builds. The zero value of each field but the two
+// addresses is usable.
+type Config struct {
+	Controller PortConfig
+	Public     PortConfig
+
+	// OpenDelay is the time between MarkStable and the opening of the public
+	// port. It is taken as it stands: 0 opens at once. DefaultOpenDelay is
+	// the advised value.
+	OpenDelay time.Duration
+
+	// Retry paces what is tried again.
+	Retry RetryConfig
+
+	// OnPorts, if set, hears of every change of state. It is called from one
+	// goroutine, in order, without a lock held; the first call has returned
+	// when New returns and the last one reports StateClosed. It may call the
+	// listener. A slow callback delays only later calls; if more than 64
+	// reports wait, the oldest are left out.
+	OnPorts func(PortReport)
+
+	// Listen, if set, makes the sockets of both ports in place of the network.
+	// A public port made by it cannot be reserved while it is closed.
+	Listen func(ctx context.Context, network, address string) (net.Listener, error)
+
+	Logger     *slog.Logger          // nil discards
+	Registerer prometheus.Registerer // nil: metrics are kept, but not shown
+}
+
+// PortConfig describes one port.
+type PortConfig struct {
+	// Addr is host:port as for net.Listen; port 0 takes a free one.
+	Addr string
+	// TLS, if set, makes every connection of the port a TLS server connection.
+	TLS *tls.Config
+
+	FirstByteTimeout time.Duration // 0: 3 s; TLS only
+	HandshakeTimeout time.Duration // 0: 5 s, counted from accept; TLS only
+	AcceptTimeout    time.Duration // 0: 5 s waiting for a call of Accept
+
+	MaxHandshakes int // 0: 64 per CPU, at least 128, at one moment
+	MaxPending    int // 0: 2,048 not yet returned by Accept; more are reset
+}
+
+// RetryConfig paces what is tried again.
+type RetryConfig struct {
+	Min            time.Duration // 0: 1 s, doubles at each failure of the public port
+	Max            time.Duration // 0: 30 s
+	ControllerLoss time.Duration // 0: 30 s until a lost controller port is fatal
+}
+
+// withDefaults fills in what was left zero.
+func (c Config) withDefaults() Config {
+	c.Controller = c.Controller.withDefaults()
+	c.Public = c.Public.withDefaults()
+	orDefault(&c.Retry.Min, defaultRetryMin)
+	orDefault(&c.Retry.Max, max(defaultRetryMax, c.Retry.Min))
+	orDefault(&c.Retry.ControllerLoss, defaultControllerLoss)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+func (p PortConfig) withDefaults() PortConfig {
+	orDefault(&p.HandshakeTimeout, defaultHandshakeTimeout)
+	orDefault(&p.FirstByteTimeout, min(defaultFirstByteTimeout, p.HandshakeTimeout))
+	orDefault(&p.AcceptTimeout, defaultAcceptTimeout)
+	orDefault(&p.MaxHandshakes, max(minHandshakes, handshakesPerCPU*runtime.GOMAXPROCS(0)))
+	orDefault(&p.MaxPending, defaultMaxPending)
+	return p
+}
+
+// orDefault sets *v to d when it is zero.
+func orDefault[T int | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// validate gives a *ConfigError that names every problem, or nil.
+func (c Config) validate() error {
+	var problems []string
+	say := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	notNegative := func(name string, d time.Duration) {
+		if d < 0 {
+			say("%s must not be negative, is %v", name, d)
+		}
+	}
+	for _, p := range []struct {
+		name Port
+		cfg  PortConfig
+	}{{PortController, c.Controller}, {PortPublic, c.Public}} {
+		for _, err := range p.cfg.problems() {
+			say("%s: %s", p.name, err)
+		}
+	}
+	if n := portNumber(c.Controller.Addr); n != 0 && n == portNumber(c.Public.Addr) {
+		say("controller and public address both use port %d; give them different ports", n)
+	}
+	notNegative("open delay", c.OpenDelay)
+	notNegative("retry min", c.Retry.Min)
+	notNegative("retry max", c.Retry.Max)
+	notNegative("retry controller loss", c.Retry.ControllerLoss)
+	if c.Retry.Max < c.Retry.Min {
+		say("retry max %v is less than retry min %v", c.Retry.Max, c.Retry.Min)
+	}
+	if len(problems) > 0 {
+		return &ConfigError{Problems: problems}
+	}
+	return nil
+}
+
+func (p PortConfig) problems() (list []string) {
+	if host, port, err := net.SplitHostPort(p.Addr); err != nil {
+		list = append(list, fmt.Sprintf("address %q is not host:port", p.Addr))
+	} else if _, err := net.LookupPort("tcp", port); err != nil || port == "" {
+		list = append(list, fmt.Sprintf("address %q has no usable port number (0 to 65535)", p.Addr))
+	} else if strings.ContainsAny(host, " /") {
+		list = append(list, fmt.Sprintf("address %q has no usable host name", p.Addr))
+	}
+	if p.FirstByteTimeout < 0 || p.HandshakeTimeout < 0 || p.AcceptTimeout < 0 {
+		list = append(list, "timeouts must not be negative")
+	}
+	if p.FirstByteTimeout > p.HandshakeTimeout {
+		list = append(list, fmt.Sprintf("first byte timeout %v is more than the handshake timeout %v", p.FirstByteTimeout, p.HandshakeTimeout))
+	}
+	if p.MaxHandshakes < 0 || p.MaxPending < 0 {
+		list = append(list, "limits must not be negative")
+	}
+	return list
+}
+
+// portNumber gives the number in addr, 0 when there is none.
+func portNumber(addr string) int {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return 0
+	}
+	n, err := net.LookupPort("tcp", port)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// resolve turns addr into one address and port. An empty host gives an invalid
+// address, which stands for all addresses of this machine.
+func resolve(ctx context.Context, addr string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	n, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	if host == "" {
+		return netip.AddrPortFrom(netip.Addr{}, uint16(n)), nil
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return netip.AddrPortFrom(ip.Unmap(), uint16(n)), nil
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	best := ips[0].Unmap()
+	for _, ip := range ips {
+		if ip.Unmap().Is4() { // as net.Listen prefers it
+			best = ip.Unmap()
+			break
+		}
+	}
+	return netip.AddrPortFrom(best, uint16(n)), nil
+}
+
+// addrPortOf reads the address of a listener; ok is false when it has no port.
+func addrPortOf(a net.Addr) (netip.AddrPort, bool) {
+	if t, ok := a.(*net.TCPAddr); ok {
+		ap := t.AddrPort()
+		return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()), true
+	}
+	ap, err := netip.ParseAddrPort(a.String())
+	return ap, err == nil
+}
+
+// withPort gives addr with its port replaced by that of bound.
+func withPort(addr string, bound netip.AddrPort) string {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return bound.String()
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(bound.Port())))
+}

@@ -1,0 +1,62 @@
+// Package listener provides one net.Listener over two TCP ports that open at
+// different times: the controller port accepts from the start, the public port
+// only once the program has said that it is stable. It knows nothing of the
+// program that uses it; what it needs arrives in Config. It does not limit
+// rates, speak HTTP or decide what stable means.
+//
+// # Why two ports
+//
+// A server that has just started usually has to call itself, or its peers,
+// before it can serve the public. If the same port does both, the waiting
+// public takes the capacity that the start needs. Here New binds the controller
+// port and reserves the public one: until it opens, the public port belongs to
+// this process but refuses every connection, so a conflict shows at once, its
+// number is known even when 0 was asked for, and nobody else can take it.
+//
+// # Use
+//
+//	l, err := listener.New(ctx, listener.Config{
+//		Controller: listener.PortConfig{Addr: "127.0.0.1:7441", TLS: inner},
+//		Public:     listener.PortConfig{Addr: ":7440", TLS: outer},
+//		OpenDelay:  listener.DefaultOpenDelay,
+//	})
+//	srv := &http.Server{Handler: h, ConnContext: listener.ConnContext}
+//	go srv.Serve(l)     // Serve, not ServeTLS: handshakes are made here
+//	l.MarkStable("migrated and reachable")
+//
+// A handler asks InfoFrom(r.Context()) which port its connection came in by.
+//
+// # What Accept promises
+//
+// Accept returns a live connection, or net.ErrClosed after Close or Drain, or,
+// once, a *FatalError when the controller port is lost for good. Nothing that
+// goes wrong with a single connection, and nothing that goes wrong with the
+// public port, comes out of it: http.Server ends at the first error it does not
+// know and slows down at those it calls temporary. Connections of the
+// controller port are handed out first.
+//
+// TLS handshakes happen before Accept returns, in a bounded number at a time
+// and each within a deadline, so that silent and slow clients delay nobody. A
+// TLS connection is handed out as *tls.Conn itself, as HTTP/2 needs it; name
+// "h2" in NextProtos of the port's tls.Config to have it. Certificates can be
+// changed without a restart by GetConfigForClient or GetCertificate.
+//
+// # States
+//
+//	starting -> controller-only -> settling -> open
+//	                                  |         |
+//	                                  +-> public-failed <-> open
+//	any of them -> draining -> closed
+//
+// Repeated and impossible requests do nothing. A public port that cannot be
+// opened is tried again, with a growing pause, and never disturbs the
+// controller port. OnPorts hears of every change of state.
+//
+// # Operating systems
+//
+// Reserving uses what Linux offers (a bound socket that does not listen) and
+// checks after each step that it had the effect meant. Where the check fails,
+// and on other systems, the port is closed and bound again when it opens; then
+// another program can take it in between, and New logs a warning when the
+// number is one that outgoing connections are given.
+package listener

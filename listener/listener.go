@@ -1,0 +1,312 @@
+package listener
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Listener is one net.Listener over a controller and a public port. Its
+// methods may be called from any goroutine. Make it by New.
+type Listener struct {
+	cfg   Config
+	met   *metrics
+	state *machine
+	note  *notifier // nil without OnPorts
+	began time.Time
+
+	controller, public *port
+	addr               net.Addr
+	pubSock            *publicSocket // runPublic's
+
+	// life ends at Close; it is the lifetime of the goroutines below, not the
+	// context of any call.
+	life   context.Context
+	end    context.CancelFunc
+	wg     sync.WaitGroup
+	closed sync.Once
+	fatal  atomic.Pointer[FatalError] // for the next Accept
+
+	openedOnce  sync.Once
+	refusedOnce sync.Once
+	refused     chan struct{} // closed when a drain has made the public port refuse
+}
+
+// New binds the controller port, which accepts at once, and reserves the
+// public one, which refuses until MarkStable. It fails with a *ConfigError or a
+// *PortError; then nothing is left behind. ctx bounds New alone.
+func New(ctx context.Context, cfg Config) (*Listener, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	met := newMetrics()
+	if err := met.register(cfg.Registerer); err != nil {
+		return nil, err
+	}
+	ln, err := cfg.listener()(ctx, "tcp", cfg.Controller.Addr)
+	if err != nil {
+		met.unregister(cfg.Registerer)
+		return nil, newPortError(PortController, cfg.Controller.Addr, "listen", err)
+	}
+	sock, err := newPublicSocket(ctx, cfg)
+	if err != nil {
+		met.unregister(cfg.Registerer)
+		ln.Close()
+		return nil, newPortError(PortPublic, cfg.Public.Addr, "reserve", err)
+	}
+	l := assemble(cfg, met, ln.Addr(), sock)
+	l.start(ln)
+	if err := l.firstReport(ctx); err != nil {
+		l.Close()
+		met.unregister(cfg.Registerer)
+		return nil, err
+	}
+	return l, nil
+}
+
+// listener gives the way to make a listening socket.
+func (c Config) listener() func(context.Context, string, string) (net.Listener, error) {
+	if c.Listen != nil {
+		return c.Listen
+	}
+	return (&net.ListenConfig{Control: tuneSocket}).Listen
+}
+
+// assemble puts the parts together; nothing runs yet.
+func assemble(cfg Config, met *metrics, addr net.Addr, sock *publicSocket) *Listener {
+	l := &Listener{cfg: cfg, met: met, addr: addr, pubSock: sock, began: time.Now(), refused: make(chan struct{})}
+	l.life, l.end = context.WithCancel(context.Background())
+	l.state = newMachine(l.changed)
+	if cfg.OnPorts != nil {
+		l.note = newNotifier(cfg.OnPorts)
+	}
+	l.controller = l.newPort(PortController, cfg.Controller)
+	l.public = l.newPort(PortPublic, cfg.Public)
+	own, _ := addrPortOf(addr)
+	l.state.bound(own, sock.addr)
+	return l
+}
+
+func (l *Listener) newPort(name Port, cfg PortConfig) *port {
+	return &port{
+		name: name, cfg: cfg, life: l.life, log: l.cfg.Logger, met: l.met, wg: &l.wg,
+		ready: make(chan net.Conn),
+		slots: make(chan struct{}, cfg.MaxHandshakes),
+		conns: make(map[*conn]bool),
+	}
+}
+
+// start runs the goroutines. Close waits for all but the notifier.
+func (l *Listener) start(ln net.Listener) {
+	if l.note != nil {
+		go l.note.run() // ends after the report of StateClosed
+	}
+	l.wg.Go(func() { l.runController(ln) })
+	l.wg.Go(l.runPublic)
+	l.move(move{to: StateControllerOnly, reason: "controller port accepts"})
+}
+
+// firstReport waits for the first call of OnPorts.
+func (l *Listener) firstReport(ctx context.Context) error {
+	if l.note == nil {
+		return nil
+	}
+	select {
+	case <-l.note.first:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// move asks for another state and logs it when it came.
+func (l *Listener) move(w move) bool {
+	from, ok := l.state.move(w)
+	if !ok {
+		return false
+	}
+	level := slog.LevelInfo
+	if w.to == StatePublicFailed {
+		level = slog.LevelError
+	}
+	l.cfg.Logger.Log(l.life, level, "listener state", "from", from, "to", w.to, "reason", w.reason)
+	return true
+}
+
+// changed is told of every change of state, in order and under the machine's
+// lock, so it only counts and queues.
+func (l *Listener) changed(from State, r PortReport) {
+	l.met.entered(from, r.State)
+	if l.note != nil {
+		l.note.push(r)
+	}
+}
+
+// runController accepts on the controller port until Close. A socket that is
+// lost is made again; if that does not succeed in time the listener ends with
+// a *FatalError.
+func (l *Listener) runController(ln net.Listener) {
+	for ln != nil {
+		own := ln
+		unhook := context.AfterFunc(l.life, func() { own.Close() })
+		err := l.controller.acceptLoop(own)
+		unhook()
+		own.Close()
+		if l.life.Err() != nil {
+			return
+		}
+		if err == nil {
+			err = net.ErrClosed // somebody closed a listener made by Config.Listen
+		}
+		l.cfg.Logger.Error("controller port lost; trying to have it again", "addr", l.addr, "err", err)
+		ln = l.relisten(err)
+	}
+}
+
+// relisten makes the controller port's socket again. It returns nil when the
+// listener has ended.
+func (l *Listener) relisten(cause error) net.Listener {
+	own, _ := addrPortOf(l.addr)
+	want := withPort(l.cfg.Controller.Addr, own)
+	giveUp := time.Now().Add(l.cfg.Retry.ControllerLoss)
+	for pause := acceptPauseMin; ; pause = min(2*pause, acceptPauseMax) {
+		ln, err := l.cfg.listener()(l.life, "tcp", want)
+		if err == nil {
+			l.cfg.Logger.Info("controller port is back", "addr", l.addr)
+			return ln
+		}
+		if l.life.Err() != nil {
+			return nil
+		}
+		if time.Now().After(giveUp) {
+			l.cfg.Logger.Error("controller port lost for good", "addr", l.addr, "err", err)
+			fatal := &FatalError{Err: newPortError(PortController, want, "listen", err)}
+			l.fatal.Store(fatal)
+			l.shut("controller port lost: " + cause.Error())
+			return nil
+		}
+		sleep(l.life, pause)
+	}
+}
+
+// Accept returns the next connection of either port, the controller port's
+// first: a *tls.Conn where the port has TLS. After Close or Drain it returns
+// net.ErrClosed at once; see FatalError for the one other error.
+func (l *Listener) Accept() (net.Conn, error) {
+	select {
+	case <-l.life.Done():
+		return nil, l.closedErr()
+	default:
+	}
+	select {
+	case c := <-l.controller.ready:
+		l.controller.handedOut(c)
+		return c, nil
+	default:
+	}
+	select {
+	case c := <-l.controller.ready:
+		l.controller.handedOut(c)
+		return c, nil
+	case c := <-l.public.ready:
+		l.public.handedOut(c)
+		return c, nil
+	case <-l.life.Done():
+		return nil, l.closedErr()
+	}
+}
+
+func (l *Listener) closedErr() error {
+	if fatal := l.fatal.Swap(nil); fatal != nil {
+		return fatal
+	}
+	return net.ErrClosed
+}
+
+// Addr is the address of the controller port; it never changes.
+func (l *Listener) Addr() net.Addr { return l.addr }
+
+// Close frees both ports at once, resets every connection that Accept has not
+// returned, and waits for its own goroutines (not for a running OnPorts).
+// Connections that Accept has returned are their owner's. It may be called
+// repeatedly and always returns nil.
+func (l *Listener) Close() error {
+	l.shut("closed")
+	l.wg.Wait()
+	return nil
+}
+
+// shut begins the end; it does not wait.
+func (l *Listener) shut(reason string) {
+	l.closed.Do(func() {
+		l.move(move{to: StateClosed, reason: reason})
+		l.end()
+		l.controller.abortPending()
+		l.public.abortPending()
+	})
+}
+
+// MarkStable says that the public may come: after OpenDelay the public port
+// opens. Repeated calls do nothing.
+func (l *Listener) MarkStable(reason string) {
+	l.move(move{to: StateSettling, reason: reason, opensAt: time.Now().Add(l.cfg.OpenDelay)})
+}
+
+// WaitPublic waits until the public port accepts and gives its address. It
+// returns ctx's error, or net.ErrClosed when the port will not open any more.
+func (l *Listener) WaitPublic(ctx context.Context) (net.Addr, error) {
+	for {
+		r, changed := l.state.watch()
+		switch r.State {
+		case StateOpen:
+			return publicAddr(r.Public), nil
+		case StateDraining, StateClosed:
+			return nil, net.ErrClosed
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func publicAddr(list []netip.AddrPort) net.Addr {
+	if len(list) == 0 {
+		return &net.TCPAddr{}
+	}
+	return net.TCPAddrFromAddrPort(list[0])
+}
+
+// Drain ends the listener gently: the public port refuses, its connections are
+// waited for, then the controller port closes. The caller makes the
+// connections end (by http.Server.SetKeepAlivesEnabled and its own farewells).
+// When ctx ends first, the public connections that are left are reset and
+// ctx's error is returned. Close during Drain ends it with net.ErrClosed; a
+// second Drain waits for the first; Drain after Close does nothing.
+func (l *Listener) Drain(ctx context.Context) error {
+	l.move(move{to: StateDraining, reason: "drain asked for"})
+	if l.state.report().State == StateClosed {
+		return nil
+	}
+	select {
+	case <-l.refused:
+	case <-l.life.Done():
+	}
+	var err error
+	if !l.public.awaitEmpty(ctx) {
+		if l.life.Err() != nil {
+			return net.ErrClosed
+		}
+		err = ctx.Err()
+		l.public.abortAll()
+	}
+	l.shut("drained")
+	l.wg.Wait()
+	return err
+}

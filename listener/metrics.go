@@ -1,0 +1,112 @@
+package listener
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics are the counters of one listener. Labels come from closed sets.
+type metrics struct {
+	accepted          *prometheus.CounterVec
+	refused           *prometheus.CounterVec
+	conns             *prometheus.GaugeVec
+	state             *prometheus.GaugeVec
+	publicOpen        prometheus.Gauge
+	secondsToOpen     prometheus.Gauge
+	handshakeFailures *prometheus.CounterVec
+	acceptErrors      *prometheus.CounterVec
+}
+
+// allStates lists the values of the label state.
+func allStates() []State {
+	return []State{StateStarting, StateControllerOnly, StateSettling, StateOpen, StatePublicFailed, StateDraining, StateClosed}
+}
+
+func newMetrics() *metrics {
+	const ns, sub = "headgate", "listener"
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: ns, Subsystem: sub, Name: name, Help: help}, labels)
+	}
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: name, Help: help}, labels)
+	}
+	m := &metrics{
+		accepted:          counter("accepted_total", "Connections accepted from the kernel.", "port"),
+		refused:           counter("refused_total", "Connections reset by the listener before the program saw them.", "port", "reason"),
+		conns:             gauge("conns", "Connections held now, from accept to close.", "port"),
+		state:             gauge("state", "1 for the state the listener is in, 0 for the others.", "state"),
+		handshakeFailures: counter("handshake_failures_total", "TLS handshakes that did not succeed.", "reason"),
+		acceptErrors:      counter("accept_errors_total", "Errors of accept; none of them reaches the program.", "port", "errno"),
+		publicOpen: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub,
+			Name: "public_open", Help: "1 while the public port accepts."}),
+		secondsToOpen: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub,
+			Name: "seconds_to_public_open", Help: "From the start of the listener to the first opening of the public port; 0 before."}),
+	}
+	m.zero()
+	return m
+}
+
+// zero makes every series exist from the start, so that a rate over the first
+// event is seen.
+func (m *metrics) zero() {
+	for _, p := range []Port{PortController, PortPublic} {
+		m.accepted.WithLabelValues(string(p))
+		m.conns.WithLabelValues(string(p))
+		for _, reason := range []string{refusedPendingFull, refusedAcceptWait} {
+			m.refused.WithLabelValues(string(p), reason)
+		}
+	}
+	for _, s := range allStates() {
+		m.state.WithLabelValues(string(s))
+	}
+	for _, reason := range []string{failTimeout, failProbe, failNotTLS, failBadCert, failOther} {
+		m.handshakeFailures.WithLabelValues(reason)
+	}
+	m.entered(StateStarting, StateStarting)
+}
+
+func (m *metrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.accepted, m.refused, m.conns, m.state, m.publicOpen, m.secondsToOpen, m.handshakeFailures, m.acceptErrors}
+}
+
+// register adds all of them to reg, or none. It does nothing without a reg.
+func (m *metrics) register(reg prometheus.Registerer) error {
+	if reg == nil {
+		return nil
+	}
+	for i, c := range m.collectors() {
+		if err := reg.Register(c); err != nil {
+			for _, done := range m.collectors()[:i] {
+				reg.Unregister(done)
+			}
+			return fmt.Errorf("register listener metrics: %w", err)
+		}
+	}
+	return nil
+}
+
+// unregister takes them out again, when New fails after registering.
+func (m *metrics) unregister(reg prometheus.Registerer) {
+	if reg == nil {
+		return
+	}
+	for _, c := range m.collectors() {
+		reg.Unregister(c)
+	}
+}
+
+// entered notes a change of state.
+func (m *metrics) entered(from, to State) {
+	m.state.WithLabelValues(string(from)).Set(0)
+	m.state.WithLabelValues(string(to)).Set(1)
+	open := 0.0
+	if to == StateOpen {
+		open = 1
+	}
+	m.publicOpen.Set(open)
+}
+
+// opened notes how long the first opening took.
+func (m *metrics) opened(took time.Duration) { m.secondsToOpen.Set(took.Seconds()) }
