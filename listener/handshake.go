@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime/debug"
 	"strings"
 	"time"
 )
@@ -59,12 +60,31 @@ func (p *port) handshake(c *conn) (*tls.Conn, error) {
 		return nil, err
 	}
 	tc := tls.Server(c, p.cfg.TLS)
-	if err := tc.HandshakeContext(p.life); err != nil {
+	if err := shake(p.life, tc); err != nil {
 		return nil, err
 	}
 	c.info.TLS, c.info.HandshakeTook = true, time.Since(began)
 	return tc, c.SetDeadline(time.Time{})
 }
+
+// shake makes the handshake. A panic in a callback of the tls.Config ends this
+// connection, not the program, as it would under http.Server.
+func shake(ctx context.Context, tc *tls.Conn) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &panicError{value: v, stack: debug.Stack()}
+		}
+	}()
+	return tc.HandshakeContext(ctx)
+}
+
+// panicError carries what a callback of the tls.Config panicked with.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic in the handshake: %v", e.value) }
 
 // takeSlot waits for a handshake slot until end.
 func (p *port) takeSlot(end time.Time) error {
@@ -93,6 +113,9 @@ func (p *port) handshakeFailed(c *conn, err error) {
 	}
 	reason := failure(err)
 	p.met.handshakeFailures.WithLabelValues(reason).Inc()
+	if pe, ok := errors.AsType[*panicError](err); ok {
+		p.log.Error("callback of the TLS configuration panicked", "port", p.name, "err", err, "stack", string(pe.stack))
+	}
 	p.log.Debug("handshake not made", "port", p.name, "reason", reason, "remote", c.RemoteAddr().String(), "err", err)
 	switch rh, ok := errors.AsType[tls.RecordHeaderError](err); {
 	case ok && rh.Conn != nil && looksLikeHTTP(rh.RecordHeader):

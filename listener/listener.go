@@ -48,7 +48,7 @@ func New(ctx context.Context, cfg Config) (*Listener, error) {
 	if err := met.register(cfg.Registerer); err != nil {
 		return nil, err
 	}
-	ln, err := cfg.listener()(ctx, "tcp", cfg.Controller.Addr)
+	ln, err := cfg.listenFunc()(ctx, "tcp", cfg.Controller.Addr)
 	if err != nil {
 		met.unregister(cfg.Registerer)
 		return nil, newPortError(PortController, cfg.Controller.Addr, "listen", err)
@@ -69,8 +69,8 @@ func New(ctx context.Context, cfg Config) (*Listener, error) {
 	return l, nil
 }
 
-// listener gives the way to make a listening socket.
-func (c Config) listener() func(context.Context, string, string) (net.Listener, error) {
+// listenFunc gives the way to make a listening socket.
+func (c Config) listenFunc() func(context.Context, string, string) (net.Listener, error) {
 	if c.Listen != nil {
 		return c.Listen
 	}
@@ -175,7 +175,7 @@ func (l *Listener) relisten(cause error) net.Listener {
 	want := withPort(l.cfg.Controller.Addr, own)
 	giveUp := time.Now().Add(l.cfg.Retry.ControllerLoss)
 	for pause := acceptPauseMin; ; pause = min(2*pause, acceptPauseMax) {
-		ln, err := l.cfg.listener()(l.life, "tcp", want)
+		ln, err := l.cfg.listenFunc()(l.life, "tcp", want)
 		if err == nil {
 			l.cfg.Logger.Info("controller port is back", "addr", l.addr)
 			return ln
@@ -287,7 +287,8 @@ func publicAddr(list []netip.AddrPort) net.Addr {
 // waited for, then the controller port closes. The caller makes the
 // connections end (by http.Server.SetKeepAlivesEnabled and its own farewells).
 // When ctx ends first, the public connections that are left are reset and
-// ctx's error is returned. Close during Drain ends it with net.ErrClosed; a
+// ctx's error is returned. At the end Accept returns net.ErrClosed, and so does
+// http.Server.Serve if Shutdown was not called before. Close during Drain ends it with net.ErrClosed; a
 // second Drain waits for the first; Drain after Close does nothing.
 func (l *Listener) Drain(ctx context.Context) error {
 	l.move(move{to: StateDraining, reason: "drain asked for"})

@@ -33,7 +33,7 @@ type publicSocket struct {
 // newPublicSocket finds out whether the port can be had, and keeps it if the
 // system allows.
 func newPublicSocket(ctx context.Context, cfg Config) (*publicSocket, error) {
-	s := &publicSocket{listen: cfg.listener(), log: cfg.Logger}
+	s := &publicSocket{listen: cfg.listenFunc(), log: cfg.Logger}
 	if cfg.Listen == nil {
 		at, err := resolve(ctx, cfg.Public.Addr)
 		if err != nil {
