@@ -4,10 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"headgate/internal/kinds"
 	"time"
 	"uuid"
-
-	"headgate/internal/kinds"
 )
 
 // Store is the durable queue. PostgreSQL (internal/store) and memory
@@ -57,7 +56,9 @@ type Queue interface {
 	Overdue(ctx context.Context, shards []Shard, limit int) ([]Finish, error)
 
 	// RecordLate keeps answers that came after completion. Repeating it is
-	// harmless; an answer of the very attempt that was stored is not late.
+	// harmless. Not late, and left out: the answer that is itself stored (same
+	// attempt and epoch, and the stored outcome is not unknown), an answer about
+	// a task of another agent, and one about a task that is not completed.
 	RecordLate(ctx context.Context, late []Finish) error
 
 	// Find gives the queue row of a task that is not completed: what a cancel
@@ -129,6 +130,9 @@ type Lease struct {
 
 // Turn is one pass of a write loop. All parts are optional; the order inside a
 // part is kept.
+//
+// A turn touches a task at most once, save that output and a finish of the
+// same task may ride together.
 type Turn struct {
 	Owner    uuid.UUID
 	Leases   []Lease // every shard that the turn touches; checked under a row lock

@@ -2,11 +2,10 @@ package tasks
 
 import (
 	"encoding/json"
+	"headgate/internal/kinds"
 	"strconv"
 	"time"
 	"uuid"
-
-	"headgate/internal/kinds"
 )
 
 // ID numbers a task. Ids are given in order by the controller that owns the

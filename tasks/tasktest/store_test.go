@@ -1,0 +1,26 @@
+package tasktest_test
+
+import (
+	"headgate/tasks"
+	"headgate/tasks/tasktest"
+	"testing"
+)
+
+func TestStoreInMemory(t *testing.T) {
+	t.Parallel()
+	tasktest.RunStoreTests(t, func(*testing.T) tasktest.Env {
+		s := tasktest.NewStore()
+		return tasktest.Env{
+			Store: s, NewAgent: s.NewAgent, ExpireLeases: s.ExpireLeases,
+			Late: func(id tasks.ID) int {
+				n := 0
+				for _, f := range s.Late() {
+					if f.ID == id {
+						n++
+					}
+				}
+				return n
+			},
+		}
+	})
+}
