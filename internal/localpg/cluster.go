@@ -145,7 +145,7 @@ func (c *Cluster) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.StartTimeout,
 		fmt.Errorf("PostgreSQL did not accept connections within %v", c.cfg.StartTimeout))
 	defer cancel()
-	tick := time.NewTicker(pollInterval)
+	tick := time.NewTicker(readyInterval)
 	defer tick.Stop()
 	for {
 		err := c.tryReady(ctx)

@@ -31,9 +31,12 @@ const (
 	// quitTimeout is the time after SIGQUIT; the postmaster itself kills its
 	// children 5 s after it got that signal.
 	quitTimeout = 10 * time.Second
-	// pollInterval is the pause between looks at something that reports by
-	// itself neither to us nor to the kernel: a foreign process, readiness.
-	pollInterval = 5 * time.Millisecond
+	// readyInterval is the pause between looks whether the server is ready,
+	// which it tells in a file; a warm start takes ten of them.
+	readyInterval = 5 * time.Millisecond
+	// evictInterval is the pause between looks whether a foreign process has
+	// ended; each look walks through /proc.
+	evictInterval = 20 * time.Millisecond
 	// socketPort is part of the socket's name only; nothing listens on TCP.
 	socketPort = 5432
 	// roleName is the superuser, databaseName the database, mapName the map of

@@ -216,7 +216,10 @@ func unprivileged(t *testing.T, name string) *syscall.Credential {
 // copy that this user can execute.
 func helperCommand(t *testing.T, cred *syscall.Credential, args ...string) *exec.Cmd {
 	t.Helper()
-	binary := os.Args[0]
+	binary, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if cred != nil {
 		copied := filepath.Join(baseDir(t), "helper")
 		data, err := os.ReadFile(binary)

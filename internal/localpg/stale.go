@@ -152,7 +152,7 @@ func signalAndWait(ctx context.Context, dir string, sig syscall.Signal, wait tim
 	signalIn(dir, targets, sig)
 	deadline := time.NewTimer(wait)
 	defer deadline.Stop()
-	tick := time.NewTicker(pollInterval)
+	tick := time.NewTicker(evictInterval)
 	defer tick.Stop()
 	for {
 		if procs, err = processesIn(dir); err != nil || len(procs) == 0 {
