@@ -200,6 +200,6 @@ func usable(t Token, now time.Time) error {
 }
 
 func wrongToken() error {
-	return fault.New(fault.Unauthenticated, "wrong_token", "The API token in the Authorization header is not known here.").
+	return fault.New(fault.Unauthenticated, "invalid_token", "The API token in the Authorization header is not known here.").
 		WithHint("Check that it was copied as a whole (it begins with hgt_ and has 53 characters) and belongs to this fleet.")
 }

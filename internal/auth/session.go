@@ -145,3 +145,8 @@ func (s *Service) cookie(r *http.Request, value string, maxAge int) *http.Cookie
 		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil || s.cfg.SecureCookie,
 	}
 }
+
+// SessionPrincipal gives whom a cookie value stands for.
+func (s *Service) SessionPrincipal(ctx context.Context, value string) (Principal, error) {
+	return s.session(ctx, value)
+}
