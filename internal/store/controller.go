@@ -1,0 +1,88 @@
+package store
+
+import (
+	"context"
+	"time"
+	"uuid"
+)
+
+// Controller is one running controller process as the others see it.
+type Controller struct {
+	ID        uuid.UUID // random, new at each start; the owner in leases
+	Name      string
+	Addr      string // of its controller port
+	Version   string
+	StartedAt time.Time
+	SeenAt    time.Time // by the database's clock
+}
+
+// ControllerSilence is how long a controller may say nothing before it counts
+// as gone: a little more than a lease, so that both end together.
+const ControllerSilence = 20 * time.Second
+
+// controllersKept is how long a controller that is gone stays in the table.
+const controllersKept = 7 * 24 * time.Hour
+
+const sqlControllerRegister = `
+INSERT INTO controller (id, name, addr, version) VALUES ($1::uuid, $2, $3, $4)
+ON CONFLICT (id) DO UPDATE SET name = EXCLUDED.name, addr = EXCLUDED.addr, version = EXCLUDED.version, seen_at = now()`
+
+const sqlControllerForget = `DELETE FROM controller WHERE seen_at < now() - $1 * interval '1 millisecond'`
+
+// RegisterController makes a controller known to the others, and forgets those
+// that have been gone for a week.
+func (d *DB) RegisterController(ctx context.Context, c Controller) error {
+	return d.write(ctx, "register this controller", func(tx *Tx) error {
+		if _, err := tx.exec(sqlControllerForget, controllersKept.Milliseconds()); err != nil {
+			return err
+		}
+		_, err := tx.exec(sqlControllerRegister, c.ID.String(), plain(c.Name), c.Addr, c.Version)
+		return err
+	})
+}
+
+const sqlControllerHeartbeat = `UPDATE controller SET seen_at = now() WHERE id = $1::uuid`
+
+// Heartbeat says that a controller is alive.
+func (d *DB) Heartbeat(ctx context.Context, id uuid.UUID) error {
+	return d.write(ctx, "say that this controller is alive", func(tx *Tx) error {
+		_, err := tx.exec(sqlControllerHeartbeat, id.String())
+		return err
+	})
+}
+
+const sqlControllerLeave = `DELETE FROM controller WHERE id = $1::uuid`
+
+// Unregister takes a controller that stops out of the table.
+func (d *DB) Unregister(ctx context.Context, id uuid.UUID) error {
+	return d.write(ctx, "sign this controller off", func(tx *Tx) error {
+		_, err := tx.exec(sqlControllerLeave, id.String())
+		return err
+	})
+}
+
+const sqlControllers = `
+SELECT id, name, addr, version, started_at, seen_at FROM controller
+WHERE seen_at > now() - $1 * interval '1 millisecond'
+ORDER BY started_at, id`
+
+// Controllers gives those that are alive, oldest first.
+func (d *DB) Controllers(ctx context.Context) ([]Controller, error) {
+	var rows []struct {
+		ID        uid       `db:"id"`
+		Name      string    `db:"name"`
+		Addr      string    `db:"addr"`
+		Version   string    `db:"version"`
+		StartedAt time.Time `db:"started_at"`
+		SeenAt    time.Time `db:"seen_at"`
+	}
+	if err := d.general.SelectContext(ctx, &rows, sqlControllers, ControllerSilence.Milliseconds()); err != nil {
+		return nil, asFault(ctx, err, "list the controllers")
+	}
+	var out []Controller
+	for _, r := range rows {
+		out = append(out, Controller{ID: uuid.UUID(r.ID), Name: r.Name, Addr: r.Addr, Version: r.Version,
+			StartedAt: r.StartedAt.UTC(), SeenAt: r.SeenAt.UTC()})
+	}
+	return out, nil
+}
