@@ -54,12 +54,14 @@ type Sink interface {
 
 // Command says what to run.
 type Command struct {
-	Path  string
-	Args  []string // without the program's own name
-	Env   []string // all of it
-	Dir   string
-	User  string // "" = our own
-	Grace time.Duration
+	Path string
+	Args []string // without the program's own name
+	Env  []string // all of it
+	Dir  string
+	User string // "" = our own
+	// Grace gives the time between SIGTERM and SIGKILL, by the cause for which
+	// the context is done; nil means DefaultGrace.
+	Grace func(cause error) time.Duration
 	Sink  Sink
 }
 
@@ -95,12 +97,12 @@ func Run(ctx context.Context, c Command) Result {
 		return Result{SpawnError: err}
 	}
 	copied := out.copyTo(c.Sink)
-	ended := waitForExit(ctx, proc.Pid, c.Grace)
+	ended := waitForExit(ctx, proc.Pid, c)
 	c.Sink.Unblock()
 
 	// The child is not reaped yet, so its number cannot have passed to another
 	// process group: this kill can only meet its own.
-	cut := !within(copied, pipeGrace)
+	cut := ended || !within(copied, pipeGrace)
 	killGroup(proc.Pid, syscall.SIGKILL)
 	if cut {
 		cut = !within(copied, closeGrace)
@@ -175,7 +177,7 @@ func credential(name string) (*syscall.Credential, error) {
 
 // waitForExit returns when the program has ended and says whether we ended it.
 // It leaves the child unreaped.
-func waitForExit(ctx context.Context, pid int, grace time.Duration) (ended bool) {
+func waitForExit(ctx context.Context, pid int, c Command) (ended bool) {
 	exited := make(chan struct{})
 	go func() {
 		defer close(exited)
@@ -192,6 +194,10 @@ func waitForExit(ctx context.Context, pid int, grace time.Duration) (ended bool)
 	case <-ctx.Done():
 	}
 	killGroup(pid, syscall.SIGTERM)
+	grace := DefaultGrace
+	if c.Grace != nil {
+		grace = c.Grace(context.Cause(ctx))
+	}
 	if within(exited, grace) {
 		return true
 	}

@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+	"uuid"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	"headgate/internal/agentpb"
+)
+
+// service is what a paired agent serves.
+type service struct {
+	agentpb.UnimplementedAgentServer
+
+	config   Config
+	log      *slog.Logger
+	state    *state
+	slot     *slot
+	instance uuid.UUID
+	offers   []*agentpb.KindInfo
+	hostname string
+	os       string
+	readers  sync.WaitGroup
+}
+
+// port is the agent's one TCP port. The phases - pairing, then sessions - serve
+// it one after the other; the port itself stays open in between.
+type port struct {
+	*net.TCPListener
+}
+
+// phase is the port as one phase sees it.
+type phase struct {
+	port
+	most   int64 // connections
+	open   atomic.Int64
+	closed atomic.Bool
+	log    *slog.Logger
+	full   atomic.Bool // told once until there is room again
+}
+
+// newPhase lets a phase accept connections. The former one has been closed and
+// does not accept any more.
+func (p port) newPhase(most int64, log *slog.Logger) (*phase, error) {
+	if err := p.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	return &phase{port: p, most: most, log: log}, nil
+}
+
+// Accept refuses connections beyond the limit at once: to let them wait would
+// let one stranger keep all others out.
+func (p *phase) Accept() (net.Conn, error) {
+	for {
+		c, err := p.TCPListener.Accept()
+		if p.closed.Load() {
+			if err == nil {
+				c.Close()
+			}
+			return nil, net.ErrClosed
+		}
+		if err != nil {
+			return nil, err
+		}
+		if p.open.Add(1) <= p.most {
+			p.full.Store(false)
+			return &counted{Conn: c, phase: p}, nil
+		}
+		p.open.Add(-1)
+		c.Close()
+		if !p.full.Swap(true) {
+			p.log.Warn("refuse connections, too many are open", "most", p.most, "from", c.RemoteAddr().String())
+		}
+	}
+}
+
+// Close ends the phase; the port goes on listening.
+func (p *phase) Close() error {
+	p.closed.Store(true)
+	return p.SetDeadline(time.Unix(1, 0)) // ends a waiting Accept
+}
+
+// counted gives its place back when it is closed.
+type counted struct {
+	net.Conn
+	phase *phase
+	once  sync.Once
+}
+
+func (c *counted) Close() error {
+	c.once.Do(func() { c.phase.open.Add(-1) })
+	return c.Conn.Close()
+}
+
+// newServer makes a gRPC server with every limit set.
+func newServer(config *tls.Config, maxMessage int) *grpc.Server {
+	return grpc.NewServer(
+		grpc.Creds(credentials.NewTLS(config)),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxSendMsgSize(maxMessage),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.MaxHeaderListSize(maxHeaders),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.SharedWriteBuffer(true),
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: keepaliveMinTime, PermitWithoutStream: true}),
+	)
+}
+
+// serve runs a phase until ctx is done or end yields, then calls before and
+// stops the server.
+func serve(ctx context.Context, s *grpc.Server, p *phase, end <-chan error, before func()) error {
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(p) }()
+	var err error
+	select {
+	case err = <-served:
+		s.Stop()
+		return err // the port itself has failed
+	case err = <-end:
+	case <-ctx.Done():
+	}
+	before()
+	stopped := make(chan struct{})
+	go func() {
+		s.GracefulStop() // lets a last answer out
+		close(stopped)
+	}()
+	timer := time.NewTimer(flushWait)
+	defer timer.Stop()
+	select {
+	case <-stopped:
+	case <-timer.C:
+		s.Stop()
+		<-stopped
+	}
+	if serr := <-served; serr != nil && !errors.Is(serr, grpc.ErrServerStopped) && !errors.Is(serr, net.ErrClosed) {
+		err = errors.Join(err, serr)
+	}
+	return err
+}
