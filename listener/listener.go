@@ -142,6 +142,9 @@ func (l *Listener) move(w move) bool {
 // lock, so it only counts and queues.
 func (l *Listener) changed(from State, r PortReport) {
 	l.met.entered(from, r.State)
+	if r.PublicOpen {
+		l.openedOnce.Do(func() { l.met.opened(r.Since.Sub(l.began)) })
+	}
 	if l.note != nil {
 		l.note.push(r)
 	}
@@ -152,11 +155,7 @@ func (l *Listener) changed(from State, r PortReport) {
 // a *FatalError.
 func (l *Listener) runController(ln net.Listener) {
 	for ln != nil {
-		own := ln
-		unhook := context.AfterFunc(l.life, func() { own.Close() })
-		err := l.controller.acceptLoop(own)
-		unhook()
-		own.Close()
+		err := l.acceptController(ln)
 		if l.life.Err() != nil {
 			return
 		}
@@ -166,6 +165,24 @@ func (l *Listener) runController(ln net.Listener) {
 		l.cfg.Logger.Error("controller port lost; trying to have it again", "addr", l.addr, "err", err)
 		ln = l.relisten(err)
 	}
+}
+
+// acceptController accepts on ln until Close or until ln is lost. When it
+// returns ln is closed, also in the kernel.
+func (l *Listener) acceptController(ln net.Listener) error {
+	lost, gone := make(chan struct{}), make(chan struct{})
+	l.wg.Go(func() {
+		defer close(gone)
+		select {
+		case <-lost:
+		case <-l.life.Done():
+		}
+		ln.Close()
+	})
+	err := l.controller.acceptLoop(ln)
+	close(lost)
+	<-gone
+	return err
 }
 
 // relisten makes the controller port's socket again. It returns nil when the

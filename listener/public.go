@@ -177,9 +177,7 @@ func (l *Listener) openPublic(r PortReport, pause time.Duration) chan error {
 	loop := make(chan error, 1)
 	ln := l.pubSock.ln
 	l.wg.Go(func() { loop <- l.public.acceptLoop(ln) })
-	if l.move(move{to: StateOpen, reason: r.Reason}) {
-		l.openedOnce.Do(func() { l.met.opened(time.Since(l.began)) })
-	}
+	l.move(move{to: StateOpen, reason: r.Reason})
 	return loop
 }
 

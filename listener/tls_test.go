@@ -1,6 +1,7 @@
 package listener_test
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/tls"
 	"errors"
@@ -77,10 +78,22 @@ func TestPlainHTTPOnTLSPortGets400(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	_, addr, _ := startTLS(t, func(c *listener.Config) { c.Registerer = reg })
-	// Longer than what the handshake reads, so that a hasty close would reset.
-	resp, err := http.Post("http://"+addr, "text/plain", strings.NewReader(strings.Repeat("x", 20_000)))
+	c, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
+	}
+	defer c.Close()
+	// Longer than what the handshake reads, so that a hasty close would reset.
+	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 20000\r\n\r\n"+strings.Repeat("x", 20_000)); err != nil {
+		t.Fatal(err)
+	}
+	all, err := io.ReadAll(c)
+	if err != nil {
+		t.Errorf("the answer ends with %v", err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(bytes.NewReader(all)), nil)
+	if err != nil {
+		t.Fatalf("%q: %v", all, err)
 	}
 	defer resp.Body.Close()
 	b, _ := io.ReadAll(resp.Body)
@@ -96,7 +109,7 @@ func TestPlainHTTPOnTLSPortGets400(t *testing.T) {
 // client among them and Status, and sees the silent ones end in time.
 func TestSilentClientsDelayNobody(t *testing.T) {
 	t.Parallel()
-	const silent, firstByte = 500, 2 * time.Second
+	const silent, firstByte = 500, 3 * time.Second
 	reg := prometheus.NewRegistry()
 	l, addr, trust := startTLS(t, func(c *listener.Config) {
 		c.Public.FirstByteTimeout, c.Public.MaxHandshakes, c.Registerer = firstByte, 8, reg
@@ -137,11 +150,12 @@ func TestSilentClientsDelayNobody(t *testing.T) {
 	})
 }
 
-// wantWithin takes the best of five, because the machine does other things.
+// wantWithin takes the best of some tries, because the machine does other
+// things too; what it is used for would be too slow every time.
 func wantWithin(t *testing.T, what string, limit time.Duration, f func()) {
 	t.Helper()
 	best := time.Hour
-	for range 5 {
+	for try := 0; try < 20 && best > limit; try++ {
 		began := time.Now()
 		f()
 		best = min(best, time.Since(began))
@@ -153,14 +167,14 @@ func wantWithin(t *testing.T, what string, limit time.Duration, f func()) {
 
 func TestByteByByteClientIsEnded(t *testing.T) {
 	t.Parallel()
-	const limit = 300 * time.Millisecond
-	_, addr, _ := startTLS(t, func(c *listener.Config) { c.Public.HandshakeTimeout = limit })
+	const limit = 1200 * time.Millisecond
+	_, addr, _ := startTLS(t, func(c *listener.Config) { c.Public.FirstByteTimeout, c.Public.HandshakeTimeout = limit/2, limit })
+	began := time.Now()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	began := time.Now()
 	hello := append([]byte{0x16, 3, 1, 0x10, 0}, make([]byte, 4096)...) // a record that takes its time
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -181,7 +195,7 @@ func TestWaitingForASlotEndsAtTheDeadline(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	_, addr, trust := startTLS(t, func(c *listener.Config) {
-		c.Public.MaxHandshakes, c.Public.HandshakeTimeout, c.Registerer = 1, 200*time.Millisecond, reg
+		c.Public.MaxHandshakes, c.Public.HandshakeTimeout, c.Registerer = 1, time.Second, reg
 	})
 	for range 3 { // one takes the slot and keeps it, the others wait for it
 		slow, err := net.Dial("tcp", addr)
@@ -201,6 +215,34 @@ func TestWaitingForASlotEndsAtTheDeadline(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
+}
+
+func TestHandshakeDeadlineEndsWithTheHandshake(t *testing.T) {
+	t.Parallel()
+	const limit = 500 * time.Millisecond
+	server, trust := certificate(t)
+	l := start(t, func(c *listener.Config) { c.Controller.TLS, c.Controller.HandshakeTimeout = server, limit })
+	client, err := tls.Dial("tcp", l.Addr().String(), trust)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	<-time.After(limit + limit/5)
+	_ = client.SetDeadline(time.Now().Add(patience))
+	if _, err := io.WriteString(client, "late"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+		t.Errorf("the server's side read %v", err)
+	}
+	if _, ok := c.(*tls.Conn); !ok {
+		t.Errorf("Accept gave a %T, want *tls.Conn", c)
+	}
 }
 
 func TestPanicInACallbackEndsOnlyItsConnection(t *testing.T) {
@@ -236,6 +278,7 @@ func TestProbesAreCountedAndNotLogged(t *testing.T) {
 	_, addr, trust := startTLS(t, func(c *listener.Config) {
 		c.Registerer, c.Logger = reg, slog.New(slog.NewTextHandler(&log, nil))
 	})
+	waitFor(t, "the line of the opening", func() bool { return strings.Contains(log.String(), "to=open") })
 	before := log.String()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
