@@ -97,7 +97,8 @@ func (c *Cluster) prepare(ctx context.Context) (err error) {
 
 // spawn starts the server as a direct child.
 func (c *Cluster) spawn() error {
-	cmd := exec.Command(c.place.bin.Postgres(), c.cfg.serverArgs(c.place.dir, c.socketDir)...)
+	// No context of the start may end the server: that is what Stop is for.
+	cmd := exec.CommandContext(context.Background(), c.place.bin.Postgres(), c.cfg.serverArgs(c.place.dir, c.socketDir)...)
 	cmd.Dir = "/" // our own may be out of reach for the server's user
 	cmd.Env = childEnv()
 	cmd.Stdout, cmd.Stderr = c.log, c.log
@@ -200,7 +201,7 @@ func (c *Cluster) createDatabase(ctx context.Context) error {
 		return err
 	}
 	db := sql.OpenDB(connector)
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	if _, err := db.ExecContext(ctx, "CREATE DATABASE "+pq.QuoteIdentifier(databaseName)); err != nil {
 		return fmt.Errorf("create the database: %w", err)
 	}

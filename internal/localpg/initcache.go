@@ -61,7 +61,7 @@ func (c initCache) store(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }()
 	if err := copyTree(ctx, c.place.tmp(), filepath.Join(tmp, "data")); err != nil {
 		return err
 	}

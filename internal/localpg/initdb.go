@@ -146,7 +146,7 @@ func (p place) writeAccess() error {
 	if err != nil {
 		return fmt.Errorf("open the data directory: %w", err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	names := []string{p.acc.name}
 	if self, err := user.LookupId(strconv.Itoa(os.Geteuid())); err == nil && self.Username != p.acc.name {
 		names = append(names, self.Username)

@@ -1,6 +1,7 @@
 package localpg
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -210,8 +211,10 @@ func (a account) canReach(bin Binaries, dir string) error {
 	if !a.drop {
 		return nil // what this process may do shows by itself
 	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
 	try := func(cwd string) error {
-		cmd := exec.Command(bin.Postgres(), "-V")
+		cmd := exec.CommandContext(ctx, bin.Postgres(), "-V")
 		cmd.Dir = cwd
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: a.credential()}
 		return cmd.Run()

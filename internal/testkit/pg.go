@@ -29,6 +29,12 @@ const (
 	// is taken for the rest of a killed test run. A folder is locked within
 	// seconds after it was made.
 	abandonedAfter = 10 * time.Minute
+	// memoryDir is used if it is a tmpfs (tmpfsMagic, from statfs(2)) that we
+	// may write to, with room for several test processes of about 0.5 GiB.
+	memoryDir   = "/dev/shm"
+	tmpfsMagic  = 0x01021994
+	memoryRoom  = 4 << 30 // bytes
+	accessWrite = 0x2     // W_OK of access(2)
 	// setupTimeout bounds what has to end even if the test forgot a deadline.
 	setupTimeout = 2 * time.Minute
 )
@@ -227,11 +233,19 @@ func config(base string) localpg.Config {
 	}
 }
 
-// tempDir is where test clusters lie. HEADGATE_TEST_DIR moves them, for
-// example to the disk that is to be measured.
+// tempDir is where test clusters lie. HEADGATE_TEST_DIR names it. Otherwise it
+// is the memory file system, if there is room: all settings of the server stay
+// as in production, and a killed process loses nothing there either, but its
+// many syncs cost nothing (first database after 3 s instead of 19 s on a busy
+// machine; name a disk to measure anything). Only a loss of power is not covered, which no test causes.
 func tempDir() string {
 	if dir := os.Getenv("HEADGATE_TEST_DIR"); dir != "" {
 		return dir
+	}
+	var st syscall.Statfs_t
+	err := syscall.Statfs(memoryDir, &st)
+	if err == nil && st.Type == tmpfsMagic && st.Bavail*uint64(st.Bsize) >= memoryRoom && syscall.Access(memoryDir, accessWrite) == nil {
+		return memoryDir
 	}
 	return os.TempDir()
 }

@@ -131,7 +131,8 @@ func TestHelperHoldsADatabase(t *testing.T) {
 
 func TestKilledTestRunLeavesNothingForTheNext(t *testing.T) {
 	t.Parallel()
-	temp, err := os.MkdirTemp("", "headgate-testkit-")
+	parent := filepath.Dir(filepath.Dir(testkit.Postgres(t).Cluster().Dir()))
+	temp, err := os.MkdirTemp(parent, "headgate-testkit-")
 	if err != nil {
 		t.Fatal(err)
 	}

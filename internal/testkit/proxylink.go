@@ -14,13 +14,13 @@ import (
 // Types of messages of PostgreSQL's protocol, version 3. The letters of the
 // two directions overlap.
 const (
-	// sent by the client
+	// Sent by the client.
 	msgQuery   = 'Q'
 	msgParse   = 'P'
 	msgBind    = 'B'
 	msgExecute = 'E'
 	msgClose   = 'C'
-	// sent by the server
+	// Sent by the server.
 	msgCommandComplete = 'C'
 	msgError           = 'E'
 	msgReady           = 'Z'
@@ -28,7 +28,7 @@ const (
 	msgCopyOut         = 'H'
 	msgCopyBoth        = 'W'
 
-	// first four bytes after the length, instead of a protocol version
+	// First four bytes after the length, instead of a protocol version.
 	codeSSL = 80877103
 	codeGSS = 80877104
 
