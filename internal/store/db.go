@@ -202,12 +202,16 @@ func (d *DB) pool(base pq.Config, conns int, limit time.Duration, settings map[s
 	return pool, nil
 }
 
-// Close ends all connections. Running calls fail.
+// Close ends all connections. Running calls fail. A connection that was broken
+// already is no error.
 func (d *DB) Close() error {
 	var errs []error
 	for _, p := range []*sqlx.DB{d.loops, d.general, d.pages} {
-		if p != nil {
-			errs = append(errs, p.Close())
+		if p == nil {
+			continue
+		}
+		if err := p.Close(); !isNetwork(err) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

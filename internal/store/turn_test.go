@@ -79,7 +79,7 @@ func TestTurnCarriesATaskThroughItsLife(t *testing.T) {
 func checkInvariant(tb testing.TB, d *DB) {
 	tb.Helper()
 	n := countOn(tb, d, `SELECT count(*) FROM agent_task t WHERE 1 <>
-		(SELECT count(*) FROM agent_queue q WHERE q.task_id = t.id) +
+		(SELECT count(*) FROM agent_queue q WHERE q.agent_num = t.agent_num AND q.priority = t.priority AND q.task_id = t.id) +
 		(SELECT count(*) FROM agent_later l WHERE l.task_id = t.id) +
 		(SELECT count(*) FROM agent_result r WHERE r.task_id = t.id)`)
 	if n != 0 {
