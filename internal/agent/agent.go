@@ -109,6 +109,7 @@ func (a *runner) pair(ctx context.Context, on port) error {
 	if err != nil {
 		return err
 	}
+	p.port = phase
 	server := newServer(pki.PairingServer(a.state.identity), pairingMessage)
 	agentpb.RegisterPairingServer(server, p)
 	if err := a.announce(); err != nil {

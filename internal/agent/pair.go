@@ -40,6 +40,7 @@ type pairing struct {
 	log      *slog.Logger
 	readers  sync.WaitGroup
 	finished chan error // nil: paired; else why the window closed; never blocks
+	port     *phase     // set before serving
 
 	mu      sync.Mutex // guards all below
 	running bool
@@ -344,6 +345,7 @@ func (r *pairRun) enrol(e *agentpb.PairEnrol) ([]byte, error) {
 		return nil, status.Error(codes.Unavailable, "DISK The agent cannot write to its data directory.")
 	}
 	r.fleet = e.GetFleet()
+	r.port.pause() // whoever dials once Done has arrived shall meet a member of the fleet
 	return storedHash(leaf, bundle), nil
 }
 

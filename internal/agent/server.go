@@ -44,7 +44,10 @@ type phase struct {
 	port
 	most   int64 // connections
 	open   atomic.Int64
+	paused atomic.Bool
 	closed atomic.Bool
+	gone   chan struct{} // closed with closed
+	once   sync.Once
 	log    *slog.Logger
 	full   atomic.Bool // told once until there is room again
 }
@@ -55,19 +58,25 @@ func (p port) newPhase(most int64, log *slog.Logger) (*phase, error) {
 	if err := p.SetDeadline(time.Time{}); err != nil {
 		return nil, err
 	}
-	return &phase{port: p, most: most, log: log}, nil
+	return &phase{port: p, most: most, log: log, gone: make(chan struct{})}, nil
 }
 
 // Accept refuses connections beyond the limit at once: to let them wait would
 // let one stranger keep all others out.
 func (p *phase) Accept() (net.Conn, error) {
 	for {
+		if p.paused.Load() {
+			<-p.gone
+		}
 		c, err := p.TCPListener.Accept()
 		if p.closed.Load() {
 			if err == nil {
 				c.Close()
 			}
 			return nil, net.ErrClosed
+		}
+		if err != nil && p.paused.Load() {
+			continue // woken by pause
 		}
 		if err != nil {
 			return nil, err
@@ -84,10 +93,20 @@ func (p *phase) Accept() (net.Conn, error) {
 	}
 }
 
+// pause leaves new connections to the next phase: they wait in the system's
+// queue until it accepts.
+func (p *phase) pause() {
+	p.paused.Store(true)
+	_ = p.SetDeadline(time.Unix(1, 0)) // ends a waiting Accept; fails only on a closed port
+}
+
 // Close ends the phase; the port goes on listening.
 func (p *phase) Close() error {
-	p.closed.Store(true)
-	return p.SetDeadline(time.Unix(1, 0)) // ends a waiting Accept
+	p.once.Do(func() {
+		p.closed.Store(true)
+		close(p.gone)
+	})
+	return p.SetDeadline(time.Unix(1, 0))
 }
 
 // counted gives its place back when it is closed.
