@@ -36,6 +36,30 @@ type Runner interface {
 	Quarantine(agent AgentNum, why string)
 }
 
+// Sessions is what the fleet tells the queue; *Manager implements it. No
+// method blocks. AgentChanged comes for every agent before its first
+// SessionUp, and again whenever one of Agent's fields changes: paused, resumed,
+// renamed, quarantined, approved, removed.
+type Sessions interface {
+	// AgentChanged tells what an agent is now. Quarantined going from true to
+	// false is an operator's approval: whatever the agent had in hand is then
+	// settled as interrupted, with the reason ledger_changed.
+	AgentChanged(a Agent)
+	// SessionUp begins a session with all that the agent says of itself.
+	// Nothing is given to the agent before its started rows are settled.
+	SessionUp(s Session)
+	// SessionDown ends a session; why is a sentence for people.
+	SessionDown(agent AgentNum, why string)
+	// Accepted says that the agent has started the task.
+	Accepted(agent AgentNum, ref Ref)
+	// Output brings a piece of what the task prints. AckOutput answers it.
+	Output(agent AgentNum, c OutputChunk)
+	// Final is the agent's last word about a task. Forget answers it.
+	Final(agent AgentNum, f Final)
+	// Refused says that the agent will not start a task.
+	Refused(agent AgentNum, r Refusal)
+}
+
 // Agent is what the queue needs to know of an agent.
 type Agent struct {
 	Num         AgentNum
@@ -68,7 +92,7 @@ func (a Assignment) Ref() Ref { return Ref{ID: a.ID, Attempt: a.Attempt} }
 type Session struct {
 	Agent       AgentNum
 	LedgerID    uuid.UUID
-	LedgerNew   bool // differs from the one on record (the fleet has not yet recorded it)
+	LedgerNew   bool // differs from the one on record (the fleet records it with the approval); false while none is on record
 	Running     *Ref
 	Finished    []Final
 	Interrupted []Ref

@@ -4,9 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"headgate/internal/kinds"
 	"time"
 	"uuid"
+
+	"headgate/internal/kinds"
 )
 
 // Store is the durable queue. PostgreSQL (internal/store) and memory

@@ -2,10 +2,11 @@ package tasks
 
 import (
 	"encoding/json"
-	"headgate/internal/kinds"
 	"strconv"
 	"time"
 	"uuid"
+
+	"headgate/internal/kinds"
 )
 
 // ID numbers a task. Ids are given in order by the controller that owns the

@@ -5,12 +5,13 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"headgate/tasks"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 	"uuid"
+
+	"headgate/tasks"
 )
 
 // holds says whether an agent's shard is among shards.

@@ -7,13 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"headgate/tasks"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
 	"uuid"
+
+	"headgate/tasks"
 )
 
 // place is where a task that is not completed lies.

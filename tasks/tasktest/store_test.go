@@ -1,9 +1,10 @@
 package tasktest_test
 
 import (
+	"testing"
+
 	"headgate/tasks"
 	"headgate/tasks/tasktest"
-	"testing"
 )
 
 func TestStoreInMemory(t *testing.T) {

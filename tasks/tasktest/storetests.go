@@ -6,13 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"headgate/internal/kinds"
-	"headgate/tasks"
 	"maps"
 	"slices"
 	"testing"
 	"time"
 	"uuid"
+
+	"headgate/internal/kinds"
+	"headgate/tasks"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"

@@ -1,0 +1,370 @@
+package tasks
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"sync"
+	"time"
+
+	"headgate/internal/fault"
+	"headgate/internal/kinds"
+)
+
+// Limits of waiting for a task.
+const (
+	MaxWait = 120 * time.Second // longer connections are cut by proxies
+
+	waitPoll   = time.Second           // when the owner is elsewhere, nobody tells us
+	cancelPoll = 20 * time.Millisecond // between looks at a task that moves
+	cancelWait = 10 * time.Second      // until a cancel that cannot be stored is given up
+)
+
+// ServiceConfig is what a Service is made of; all fields are needed.
+type ServiceConfig struct {
+	Manager *Manager
+	Kinds   *kinds.Registry
+}
+
+// Service is the queue's face for people and programs: REST, pages and
+// commands call it. Its errors are fault.Error.
+type Service struct {
+	m      *Manager
+	store  Store
+	runner Runner
+	hub    *Hub
+	kinds  *kinds.Registry
+
+	mu   sync.Mutex
+	keys map[planKey]struct{} // idempotency keys of requests under way
+}
+
+// NewService makes a Service over a Manager.
+func NewService(cfg ServiceConfig) *Service {
+	return &Service{
+		m: cfg.Manager, store: cfg.Manager.cfg.Store, runner: cfg.Manager.cfg.Runner, hub: cfg.Manager.cfg.Hub,
+		kinds: cfg.Kinds, keys: map[planKey]struct{}{},
+	}
+}
+
+// Submit stores one task and returns it once it is on disk. With a key that
+// was used before for the same body it returns the task stored then.
+func (s *Service) Submit(ctx context.Context, sub Submission, actor string, key Idempotency) (*Task, error) {
+	list, err := s.submit(ctx, []Submission{sub}, actor, key, "")
+	if err != nil {
+		return nil, err
+	}
+	return &list[0], nil
+}
+
+// SubmitBatch stores up to MaxBatch tasks. All are checked first; if one is
+// bad nothing is stored and the fault names it by pointers like
+// /tasks/17/args/seconds. The tasks come in the order given, once the last is
+// on disk.
+func (s *Service) SubmitBatch(ctx context.Context, subs []Submission, actor string, key Idempotency) ([]Task, error) {
+	if len(subs) == 0 {
+		return nil, fault.New(fault.Invalid, "empty_batch", "The batch names no task.").
+			WithField("/tasks", "It must hold at least one task.")
+	}
+	if len(subs) > MaxBatch {
+		return nil, fault.Newf(fault.TooLarge, "batch_too_large", "The batch names %d tasks; at most %d are taken at once.", len(subs), MaxBatch).
+			WithHint("Send it in several requests.")
+	}
+	return s.submit(ctx, subs, actor, key, "/tasks/")
+}
+
+func (s *Service) submit(ctx context.Context, subs []Submission, actor string, key Idempotency, prefix string) ([]Task, error) {
+	if !validText(actor) || len(actor) > maxActor {
+		return nil, fault.New(fault.Invalid, "invalid_actor", "The name of who submits is not text, or is too long.")
+	}
+	list, err := s.check(subs, actor, prefix)
+	if err != nil {
+		return nil, err
+	}
+	if key.Key != "" {
+		return s.submitKeyed(ctx, list, key)
+	}
+	if err := s.m.store(ctx, list); err != nil {
+		return nil, err
+	}
+	return s.tasks(list), nil
+}
+
+// maxActor and maxKey bound what callers may put into columns of text.
+const (
+	maxActor = 200
+	maxKey   = 200
+)
+
+// tasks composes the answer from memory: nothing is read back.
+func (s *Service) tasks(list []submission) []Task {
+	out := make([]Task, len(list))
+	for i := range list {
+		x := &list[i]
+		t := &out[i]
+		*t = Task{
+			ID: x.ins.ID, Agent: AgentRef{Num: x.ins.Agent, ID: x.agent.ID, Name: x.agent.Name}, Kind: x.ins.Kind,
+			Args: []byte(x.ins.Args), Delivery: x.ins.Delivery, Priority: x.ins.Priority, Timeout: x.ins.Timeout,
+			State: StateNew, CreatedAt: x.ins.CreatedAt, NotBefore: x.ins.NotBefore, ExpiresAt: x.ins.ExpiresAt,
+			Actor: x.ins.Actor,
+		}
+		if !x.startedAt.IsZero() {
+			t.State, t.Attempt, t.StartedAt = StateWaiting, 1, x.startedAt
+		}
+	}
+	if len(out) == 1 {
+		out[0].Waiting = s.m.Explain(&out[0])
+	}
+	return out
+}
+
+// submitKeyed stores tasks under an idempotency key, or finds those that are.
+func (s *Service) submitKeyed(ctx context.Context, list []submission, key Idempotency) ([]Task, error) {
+	if len(key.Key) > maxKey || !validText(key.Key) {
+		return nil, fault.Newf(fault.Invalid, "invalid_idempotency_key", "The Idempotency-Key must be text of at most %d bytes.", maxKey)
+	}
+	if key.Hash == [32]byte{} {
+		key.Hash = hashOf(list)
+	}
+	k := planKey{principal: key.Principal, route: key.Route, key: key.Key}
+	if !s.enter(k) {
+		return nil, fault.New(fault.Conflict, "key_in_progress", "A request with this Idempotency-Key is under way.").
+			WithHint("Wait for its answer, then send this one again.")
+	}
+	defer s.leave(k)
+	known, err := s.replay(ctx, key, len(list))
+	if err != nil {
+		return nil, err
+	}
+	var fresh []submission
+	for i := range list {
+		if known[i] == 0 {
+			fresh = append(fresh, submission{ins: list[i].ins, agent: list[i].agent, shard: list[i].shard})
+			n := len(fresh) - 1
+			fresh[n].ins.Key, fresh[n].ins.KeyIndex = &key, i
+		}
+	}
+	if len(fresh) > 0 {
+		if err := s.m.store(ctx, fresh); err != nil {
+			return nil, err
+		}
+	}
+	return s.keyed(ctx, list, fresh, known, key)
+}
+
+// keyed puts stored and found tasks into the order of the request.
+func (s *Service) keyed(ctx context.Context, list, fresh []submission, known map[int]ID, key Idempotency) ([]Task, error) {
+	made := s.tasks(fresh)
+	lost := false
+	for i := range fresh {
+		lost = lost || fresh[i].replay
+	}
+	if lost { // another controller was first with the same key
+		var err error
+		if known, err = s.replay(ctx, key, len(list)); err != nil {
+			return nil, err
+		}
+	}
+	out := make([]Task, len(list))
+	for i := range made {
+		if !fresh[i].replay {
+			out[fresh[i].ins.KeyIndex] = made[i]
+		}
+	}
+	for i, id := range known {
+		if out[i].ID != 0 {
+			continue
+		}
+		t, err := s.Get(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = *t
+	}
+	return out, nil
+}
+
+// replay gives the ids stored under a key by index; a fault when the key was
+// used for something else.
+func (s *Service) replay(ctx context.Context, key Idempotency, n int) (map[int]ID, error) {
+	rows, err := s.store.Replay(ctx, key)
+	if err != nil {
+		return nil, readFault(err)
+	}
+	known := make(map[int]ID, len(rows))
+	for _, r := range rows {
+		if r.Hash != key.Hash || r.Index >= n {
+			return nil, fault.New(fault.Invalid, "idempotency_key_reused", "This Idempotency-Key was used before for another request.").
+				WithHint("Use a new key for a new request.")
+		}
+		known[r.Index] = r.ID
+	}
+	return known, nil
+}
+
+// hashOf stands for the body when the caller gives no hash of it.
+func hashOf(list []submission) [32]byte {
+	h := sha256.New()
+	for i := range list {
+		x := &list[i].ins
+		h.Write([]byte(x.Kind + "\x00" + x.Args + "\x00" + list[i].agent.ID.String() + "\x00"))
+	}
+	return [32]byte(h.Sum(nil))
+}
+
+func (s *Service) enter(k planKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.keys[k]; ok {
+		return false
+	}
+	s.keys[k] = struct{}{}
+	return true
+}
+
+func (s *Service) leave(k planKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.keys, k)
+}
+
+// readFault gives an error of a read the meaning that callers branch on.
+func readFault(err error) error {
+	switch {
+	case errors.Is(err, ErrNoTask):
+		return fault.Wrap(err, fault.NotFound, "unknown_task", "There is no task with this id.")
+	case errors.Is(err, context.Canceled):
+		return err
+	}
+	if _, ok := errors.AsType[*fault.Error](err); ok {
+		return err
+	}
+	return fault.Wrap(err, fault.Unavailable, "database_unavailable", "The database does not answer.").
+		WithHint("Try again in a few seconds.")
+}
+
+// Get gives one task, with the reason why it waits.
+func (s *Service) Get(ctx context.Context, id ID) (*Task, error) {
+	t, err := s.store.Task(ctx, id)
+	if err != nil {
+		return nil, readFault(err)
+	}
+	t.Waiting = s.m.Explain(t)
+	return t, nil
+}
+
+// Page is one page of a list.
+type Page struct {
+	Items []Task
+	Next  ID // cursor of the next page (Filter.After), 0 = this is the last
+}
+
+// List gives a page of tasks in the filter's order, with the reasons why they
+// wait. It never counts.
+func (s *Service) List(ctx context.Context, f Filter) (Page, error) {
+	if f.Limit == 0 {
+		f.Limit = DefaultPage
+	}
+	if f.Limit < 1 || f.Limit > MaxPage {
+		return Page{}, fault.Newf(fault.Malformed, "invalid_limit", "limit is %d; it must be from 1 to %d.", f.Limit, MaxPage).
+			WithField("limit", "out of range")
+	}
+	want := f.Limit
+	f.Limit++ // one more tells whether there is a next page
+	items, err := s.store.Tasks(ctx, f)
+	if err != nil {
+		return Page{}, readFault(err)
+	}
+	var next ID
+	if len(items) > want {
+		items = items[:want]
+		next = items[want-1].ID
+	}
+	for i := range items {
+		items[i].Waiting = s.m.Explain(&items[i])
+	}
+	return Page{Items: items, Next: next}, nil
+}
+
+// Cancel ends a task that has not started, or asks the agent to end it. The
+// task as it is then is returned; a completed one is a Conflict
+// (already_completed).
+func (s *Service) Cancel(ctx context.Context, id ID, actor string) (*Task, error) {
+	if !validText(actor) || len(actor) > maxActor {
+		return nil, fault.New(fault.Invalid, "invalid_actor", "The name of who cancels is not text, or is too long.")
+	}
+	ctx, cancel := context.WithTimeout(ctx, cancelWait)
+	defer cancel()
+	for {
+		err := s.tryCancel(ctx, id, actor)
+		switch {
+		case err == nil:
+			return s.Get(ctx, id)
+		case !errors.Is(err, errMoved):
+			return nil, err
+		}
+		timer := time.NewTimer(cancelPoll)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, errCancelUnknown()
+		case <-timer.C:
+		}
+	}
+}
+
+func errCancelUnknown() error {
+	return fault.New(fault.Unavailable, "cancel_unknown", "The cancellation could not be stored in time; it may still be.").
+		WithHint("Look at the task, then cancel it again.")
+}
+
+func (s *Service) tryCancel(ctx context.Context, id ID, actor string) error {
+	row, err := s.store.Find(ctx, id)
+	if errors.Is(err, ErrNoTask) {
+		if _, err := s.store.Task(ctx, id); err != nil {
+			return readFault(err)
+		}
+		return fault.New(fault.Conflict, "already_completed", "The task is completed; there is nothing left to cancel.")
+	}
+	if err != nil {
+		return readFault(err)
+	}
+	l, shard, ok := s.m.loopOfAgent(row.Agent)
+	if !ok {
+		return errNotOwner()
+	}
+	c := &cancelRequest{id: id, actor: actor, row: *row, shard: shard, done: make(chan error, 1)}
+	l.post(c)
+	select {
+	case <-ctx.Done():
+		return errCancelUnknown()
+	case err := <-c.done:
+		return err
+	}
+}
+
+// Wait gives the task when it is completed, or as it is after d (at most
+// MaxWait) or when ctx ends.
+func (s *Service) Wait(ctx context.Context, id ID, d time.Duration) (*Task, error) {
+	w := s.hub.await(id)
+	defer s.hub.leave(id, w)
+	timer := time.NewTimer(min(d, MaxWait))
+	defer timer.Stop()
+	t, err := s.Get(ctx, id)
+	for err == nil && t.State != StateCompleted {
+		var poll <-chan time.Time
+		if t.Waiting != nil && t.Waiting.Cause == CauseElsewhere {
+			poll = time.After(waitPoll)
+		}
+		select {
+		case <-w:
+		case <-poll:
+		case <-timer.C:
+			return s.Get(ctx, id)
+		case <-ctx.Done():
+			return t, nil
+		}
+		t, err = s.Get(ctx, id)
+	}
+	return t, err
+}

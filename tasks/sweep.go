@@ -1,0 +1,214 @@
+package tasks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// lazyRefills is how many agents one sweep reads the order of, so that pages
+// can tell positions behind agents that are away.
+const lazyRefills = 200
+
+func isPoison(err error) bool {
+	_, ok := errors.AsType[*PoisonError](err)
+	return ok
+}
+
+// sweep is the pass that alone guarantees progress: what is due, what has
+// expired, deadlines, and idle agents with work.
+func (l *loop) sweep(ctx context.Context) error {
+	l.nextTick = l.now.Add(l.m.cfg.Limits.SweepEvery)
+	l.again = false
+	shards := l.readyShards()
+	if len(shards) > 0 {
+		if err := l.sweepTimes(ctx, shards); err != nil {
+			return err
+		}
+	}
+	l.mu.Lock()
+	lazy := l.sweepAgents()
+	l.mu.Unlock()
+	l.flush()
+	if err := l.refill(ctx, lazy); err != nil {
+		return err
+	}
+	if l.m.keeper.hasAcquired() && len(shards) == len(l.shards) {
+		l.swept.Store(true)
+	}
+	return nil
+}
+
+func (l *loop) readyShards() []Shard {
+	var all []Shard
+	for s, h := range l.shards {
+		if h.ready {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// sweepTimes reads what is due and what has expired.
+func (l *loop) sweepTimes(ctx context.Context, shards []Shard) error {
+	limit := l.m.cfg.Limits.TurnItems
+	ctx, cancel := l.storeContext(ctx)
+	defer cancel()
+	due, err := l.m.cfg.Store.Due(ctx, shards, limit)
+	if err != nil {
+		return err
+	}
+	over, err := l.m.cfg.Store.Overdue(ctx, shards, limit)
+	if err != nil {
+		return err
+	}
+	if err := l.locate(ctx, due, over); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fresh := 0
+	for i := range over {
+		if a := l.unstarted(over[i].Agent, over[i].ID); a != nil {
+			fresh++
+			l.endUnstarted(a, over[i].Priority, over[i].Ref, over[i].Later, expiredEnding(), nil)
+		}
+	}
+	for i := range due {
+		if a := l.unstarted(due[i].Agent, due[i].ID); a != nil {
+			fresh++
+			l.pinned[due[i].ID] = struct{}{}
+			l.ops = append(l.ops, &op{kind: opDue, a: a, due: &due[i]})
+		}
+	}
+	l.again = fresh > 0 && (len(due) == limit || len(over) == limit)
+	return nil
+}
+
+// unstarted gives the agent of a task that the table calls not started, unless
+// something else is about to happen to it.
+func (l *loop) unstarted(num AgentNum, id ID) *agent {
+	_, shard, ok := l.m.loopOfAgent(num)
+	if _, pinned := l.pinned[id]; !ok || pinned {
+		return nil
+	}
+	if _, ours := l.epoch(shard); !ours {
+		return nil
+	}
+	a := l.agent(num, shard)
+	if a.task(id) != nil {
+		return nil
+	}
+	return a
+}
+
+// locate finds the shard of agents that nobody has told of: those that were
+// removed while tasks of theirs still waited for a time.
+func (l *loop) locate(ctx context.Context, due []DueTask, over []Finish) error {
+	unknown := false
+	see := func(num AgentNum) {
+		_, _, ok := l.m.loopOfAgent(num)
+		unknown = unknown || !ok
+	}
+	for i := range due {
+		see(due[i].Agent)
+	}
+	for i := range over {
+		see(over[i].Agent)
+	}
+	if !unknown {
+		return nil
+	}
+	for _, s := range l.readyShards() {
+		one := []Shard{s}
+		due, err := l.m.cfg.Store.Due(ctx, one, l.m.cfg.Limits.TurnItems)
+		if err != nil {
+			return err
+		}
+		over, err := l.m.cfg.Store.Overdue(ctx, one, l.m.cfg.Limits.TurnItems)
+		if err != nil {
+			return err
+		}
+		for i := range due {
+			l.m.place(due[i].Agent, s)
+		}
+		for i := range over {
+			l.m.place(over[i].Agent, s)
+		}
+	}
+	return nil
+}
+
+// sweepAgents looks at every agent once. It gives those whose order shall be
+// read for the pages.
+func (l *loop) sweepAgents() []*agent {
+	var lazy []*agent
+	var idle time.Duration
+	oldest, sessions, flights := time.Time{}, 0, 0
+	for _, a := range l.agents {
+		if a.session {
+			sessions++
+		}
+		for _, f := range a.flights {
+			if !f.ghost {
+				flights++
+			}
+			l.deadline(a, f)
+		}
+		if a.depth == 0 {
+			continue
+		}
+		if len(a.next) == 0 && a.more && len(lazy) < lazyRefills {
+			lazy = append(lazy, a)
+		}
+		if len(a.next) > 0 && (oldest.IsZero() || a.next[0].CreatedAt.Before(oldest)) {
+			oldest = a.next[0].CreatedAt
+		}
+		if !a.barred(l.now) && len(a.flights) == 0 {
+			since := later(a.freeSince, a.hold)
+			if len(a.next) > 0 {
+				since = later(since, a.next[0].CreatedAt)
+			}
+			idle = max(idle, l.now.Sub(since))
+			l.touch(a)
+		}
+	}
+	l.m.stats.swept(l, sessions, flights, idle, oldest)
+	return lazy
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// deadline acts on a task that is over its time: first Cancel, then waiting
+// for the agent's word, and at last the outcome unknown.
+func (l *loop) deadline(a *agent, f *flight) {
+	if f.ghost || f.finishing || a.foreign || a.info.Quarantined {
+		return // an operator decides about a quarantined agent
+	}
+	lim := l.m.cfg.Limits
+	over := l.now.Sub(f.since) - f.q.Timeout
+	if over > lim.ForcedGrace && (f.loaded.IsZero() || l.now.Sub(f.loaded) > lim.ForcedGrace) {
+		l.log.Warn("no word from the agent at the forced deadline", "agent", a.info.ID, "task_id", f.q.ID)
+		l.endStarted(a, f, time.Time{}, Ending{
+			Outcome: Unknown, Reason: ReasonNoWord,
+			Detail: fmt.Sprintf("The agent gave no word for %s after the timeout of %s, also when it was asked to end the task.",
+				lim.ForcedGrace, f.q.Timeout),
+		})
+		a.reconciled = false // its slot is known again after the next Welcome
+		num := a.num
+		l.out.after(func() {
+			l.m.cfg.Runner.Reconnect(num, "it gave no word about a task that is over its time")
+		})
+		return
+	}
+	if over > lim.CancelGrace && !f.cancelSent && a.session && a.reconciled {
+		f.cancelSent = true
+		l.cancelAt(a, f, "its timeout has passed")
+	}
+}
