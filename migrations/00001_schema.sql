@@ -86,6 +86,7 @@ CREATE TABLE agent_task (
 ) PARTITION BY RANGE (id);
 CREATE INDEX agent_task_agent ON agent_task (agent_num, id);
 CREATE INDEX agent_task_kind ON agent_task (kind, id);
+CREATE INDEX agent_task_created ON agent_task USING brin (created_at) WITH (pages_per_range = 32);
 CREATE INDEX agent_task_run ON agent_task (run_id, id) WHERE run_id IS NOT NULL;
 
 -- Every task that is not completed and is due: narrow, small, churns. No index

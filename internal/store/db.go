@@ -145,8 +145,9 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 			WithHint("add sslmode=verify-full (or sslmode=disable on a trusted network)")
 	}
 	d := &DB{cfg: c, metrics: newMetrics(c.Metrics)}
-	general := map[string]string{"application_name": "headgate", "lock_timeout": millis(c.LockTimeout)}
+	general := map[string]string{"application_name": "headgate", "lock_timeout": millis(c.LockTimeout), "jit": "off"}
 	pages := map[string]string{
+		"jit":                                 "off", // compiling costs more than any page may take
 		"application_name":                    "headgate pages",
 		"default_transaction_read_only":       "on",
 		"idle_in_transaction_session_timeout": millis(idleInTransaction),

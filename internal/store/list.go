@@ -76,8 +76,8 @@ func (l *list) find(ctx context.Context) ([]int64, error) {
 	for i, t := range tries {
 		l.args, l.known = nil, nil
 		query := t.build(l)
-		var found []int64
-		if err := l.db.pages.SelectContext(ctx, &found, query, l.args...); err != nil {
+		found, err := l.db.selectIDs(ctx, t.pinned, query, l.args)
+		if err != nil {
 			return nil, err
 		}
 		if i == len(tries)-1 || len(found) >= l.limit {
@@ -88,8 +88,32 @@ func (l *list) find(ctx context.Context) ([]int64, error) {
 }
 
 // try is one way to a page. All but the last may come back short, and then
-// the next is tried.
-type try struct{ build func(*list) string }
+// the next is tried. pinned keeps the planner to the order of the index: it
+// takes the queue, of which it has no statistics, for nearly empty, and would
+// sort a dead agent's whole backlog.
+type try struct {
+	build  func(*list) string
+	pinned bool
+}
+
+const sqlPinPlan = `SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off`
+
+func (d *DB) selectIDs(ctx context.Context, pinned bool, query string, args []any) (found []int64, err error) {
+	if !pinned {
+		err := d.pages.SelectContext(ctx, &found, query, args...)
+		return found, err
+	}
+	tx, err := d.pages.BeginTxx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer tx.Rollback() //nolint:errcheck // nothing was written
+	if _, err := tx.ExecContext(ctx, sqlPinPlan); err != nil {
+		return nil, err
+	}
+	err = tx.SelectContext(ctx, &found, query, args...)
+	return found, err
+}
 
 func (l *list) plan() []try {
 	newOnly, waiting, completed := l.states()
@@ -101,11 +125,10 @@ func (l *list) plan() []try {
 	case (newOnly || waiting) && !completed:
 		return l.openPlan(newOnly, waiting)
 	}
-	cond := ""
-	if !(newOnly && waiting && completed) {
-		cond = l.mixedStates(newOnly)
+	if newOnly && waiting && completed {
+		return l.intakePlan(func(*list) string { return "" })
 	}
-	return l.intakePlan(cond)
+	return l.intakePlan(func(*list) string { return mixedStates(newOnly) })
 }
 
 // states says which states may match.
@@ -117,19 +140,34 @@ func (l *list) states() (isNew, waiting, completed bool) {
 		slices.Contains(l.f.States, tasks.StateCompleted)
 }
 
+// The conditions on the state of a row t of agent_task are scalar look-ups and
+// not EXISTS, which the planner may turn into one scan of the whole queue.
+const (
+	condOpen = `coalesce((SELECT true FROM agent_queue q
+      WHERE q.agent_num = t.agent_num AND q.priority = t.priority AND q.task_id = t.id LIMIT 1), false)`
+	condStarted = `coalesce((SELECT q.started_at IS NOT NULL FROM agent_queue q
+      WHERE q.agent_num = t.agent_num AND q.priority = t.priority AND q.task_id = t.id LIMIT 1), false)`
+	condFresh = `coalesce((SELECT q.started_at IS NULL FROM agent_queue q
+      WHERE q.agent_num = t.agent_num AND q.priority = t.priority AND q.task_id = t.id LIMIT 1), false)`
+	condLater = `coalesce((SELECT true FROM agent_later l WHERE l.task_id = t.id LIMIT 1), false)`
+)
+
 // mixedStates is the condition of completed together with one open state:
 // whatever is not in the other one.
-func (l *list) mixedStates(isNew bool) string {
-	other := "IS NULL"
+func mixedStates(isNew bool) string {
 	if isNew {
-		other = "IS NOT NULL"
+		return "NOT " + condStarted
 	}
-	cond := `NOT EXISTS (SELECT 1 FROM agent_queue q WHERE q.agent_num = t.agent_num AND q.priority = t.priority
-        AND q.task_id = t.id AND q.started_at ` + other + `)`
-	if !isNew {
-		cond += ` AND NOT EXISTS (SELECT 1 FROM agent_later l WHERE l.task_id = t.id)`
+	return "NOT " + condFresh + " AND NOT " + condLater
+}
+
+// resultCond is the condition of completed and of the outcomes asked for.
+func resultCond(l *list) string {
+	outcome := ""
+	if len(l.f.Outcomes) > 0 {
+		outcome = " AND r.outcome = ANY (" + l.arg("outcomes", texts(l.f.Outcomes, text)) + "::text[])"
 	}
-	return cond
+	return "coalesce((SELECT true FROM agent_result r WHERE r.task_id = t.id" + outcome + " LIMIT 1), false)"
 }
 
 // dir gives the comparison of the cursor and the order.
@@ -159,18 +197,23 @@ func (l *list) taskConds(byAgent, byKind bool) []string {
 	if len(l.f.Kinds) > 0 && !byKind {
 		c = append(c, "t.kind = ANY ("+l.arg("kinds", texts(l.f.Kinds, same))+"::text[])")
 	}
-	if !l.f.CreatedAfter.IsZero() {
-		c = append(c, "t.created_at >= "+l.arg("created_after", l.f.CreatedAfter))
-	}
-	if !l.f.CreatedBefore.IsZero() {
-		c = append(c, "t.created_at < "+l.arg("created_before", l.f.CreatedBefore))
-	}
+	c = append(c, l.createdConds()...)
 	if q := l.byQuery; q != nil {
 		c = append(c, "("+strings.Join([]string{
 			"t.agent_num = ANY (" + l.arg("q_agents", intArray(q.agents)) + "::integer[])",
 			"t.kind = ANY (" + l.arg("q_kinds", texts(q.kinds, same)) + "::text[])",
 			"t.id::text LIKE " + l.arg("q_id", q.idPrefix),
 		}, " OR ")+")")
+	}
+	return c
+}
+
+func (l *list) createdConds() (c []string) {
+	if !l.f.CreatedAfter.IsZero() {
+		c = append(c, "t.created_at >= "+l.arg("created_after", l.f.CreatedAfter))
+	}
+	if !l.f.CreatedBefore.IsZero() {
+		c = append(c, "t.created_at < "+l.arg("created_before", l.f.CreatedBefore))
 	}
 	return c
 }
@@ -203,33 +246,44 @@ func (l *list) union(branches ...string) string {
 		strings.Join(branches, "\nUNION ALL\n"), order, l.limit)
 }
 
-// intakePlan goes through agent_task.
-func (l *list) intakePlan(cond string) []try {
+// intakePlan goes through agent_task; state is a further condition or "".
+func (l *list) intakePlan(state func(*list) string) []try {
 	conds := func(l *list, byAgent, byKind bool) []string {
 		c := append(l.after("t.id"), l.taskConds(byAgent, byKind)...)
-		if cond != "" {
-			c = append(c, cond)
+		if s := state(l); s != "" {
+			c = append(c, s)
 		}
 		return c
 	}
-	byAgent := try{func(l *list) string {
+	byAgent := try{build: func(l *list) string {
 		return l.branch("t.id", "agent_task t", l.eachAgent(), append(conds(l, true, false), "t.agent_num = g.num"))
 	}}
 	switch {
-	case l.agents != nil && len(l.agents) <= manyAgents:
+	case l.fewAgents():
 		return []try{byAgent}
+	case l.created():
+		return []try{l.windowed(conds, window), {build: func(l *list) string {
+			// OFFSET 0 keeps the planner from walking by id: it goes by the
+			// range of times, whose index is small and good enough.
+			inner := "(SELECT t.* FROM agent_task t WHERE " + strings.Join(l.createdConds(), " AND ") + " OFFSET 0) t"
+			return l.branch("t.id", inner, "", conds(l, false, false))
+		}}}
 	case l.agents != nil:
 		return []try{l.windowed(conds, window), byAgent}
 	case len(l.f.Kinds) > 0:
-		return []try{{func(l *list) string {
+		return []try{{build: func(l *list) string {
 			each := "unnest(" + l.arg("kinds", texts(l.f.Kinds, same)) + "::text[]) g (kind)"
 			return l.branch("t.id", "agent_task t", each, append(conds(l, false, true), "t.kind = g.kind"))
 		}}}
 	case l.byQuery != nil:
-		return []try{l.windowed(conds, window), {func(l *list) string { return l.queryBranches(cond) }}}
+		return []try{l.windowed(conds, window), {build: func(l *list) string { return l.queryBranches(state(l)) }}}
 	}
-	return []try{{func(l *list) string { return l.branch("t.id", "agent_task t", "", conds(l, false, false)) }}}
+	return []try{{build: func(l *list) string { return l.branch("t.id", "agent_task t", "", conds(l, false, false)) }}}
 }
+
+func (l *list) fewAgents() bool { return l.agents != nil && len(l.agents) <= manyAgents }
+
+func (l *list) created() bool { return !l.f.CreatedAfter.IsZero() || !l.f.CreatedBefore.IsZero() }
 
 func (l *list) eachAgent() string {
 	return "unnest(" + l.arg("agents", intArray(l.agents)) + "::integer[]) g (num)"
@@ -238,7 +292,7 @@ func (l *list) eachAgent() string {
 // windowed tests the conditions on the next n tasks only: enough when many
 // match, and cheap when few do.
 func (l *list) windowed(conds func(l *list, byAgent, byKind bool) []string, n int) try {
-	return try{func(l *list) string {
+	return try{build: func(l *list) string {
 		_, order := l.dir()
 		inner := "SELECT t.* FROM agent_task t"
 		if c := l.after("t.id"); c != nil {
@@ -283,75 +337,76 @@ func (l *list) queryBranches(cond string) string {
 	return l.union(b...)
 }
 
-// completedPlan goes through agent_result.
+// completedPlan goes through agent_result where its indexes help: by agent, by
+// an outcome that is not the usual one, or without any other condition.
 func (l *list) completedPlan() []try {
-	conds := func(l *list, byAgent, byOutcome bool) (c []string) {
-		c = l.after("r.task_id")
-		if len(l.f.Outcomes) > 0 && !byOutcome {
-			c = append(c, "r.outcome = ANY ("+l.arg("outcomes", texts(l.f.Outcomes, text))+"::text[])")
-		}
-		return append(c, l.taskConds(byAgent, false)...)
-	}
-	from := func(l *list) string {
-		if len(l.f.Kinds) == 0 && l.f.CreatedAfter.IsZero() && l.f.CreatedBefore.IsZero() && l.byQuery == nil && l.agents == nil {
-			return "agent_result r"
-		}
-		return `agent_result r CROSS JOIN LATERAL (
+	rare := len(l.f.Outcomes) > 0 && !slices.Contains(l.f.Outcomes, tasks.Succeeded)
+	needTask := len(l.f.Kinds) > 0 || l.created() || l.byQuery != nil || l.agents != nil
+	from := "agent_result r"
+	if needTask {
+		from += ` CROSS JOIN LATERAL (
     SELECT t.id, t.agent_num, t.kind, t.created_at FROM agent_task t WHERE t.id = r.task_id LIMIT 1) t`
 	}
-	byAgent := try{func(l *list) string {
-		return l.branch("r.task_id", from(l), l.eachAgent(), append(conds(l, true, false), "r.agent_num = g.num"))
-	}}
-	byOutcome := try{func(l *list) string {
-		each := "unnest(" + l.arg("outcomes", texts(l.f.Outcomes, text)) + "::text[]) g (outcome)"
-		return l.branch("r.task_id", from(l), each,
-			append(conds(l, false, true), "r.outcome = g.outcome", "r.outcome <> 'succeeded'"))
-	}}
-	straight := try{func(l *list) string { return l.branch("r.task_id", from(l), "", conds(l, false, false)) }}
-	if l.agents != nil && len(l.agents) <= manyAgents {
-		return []try{byAgent}
+	outcomes := func(l *list) []string {
+		if len(l.f.Outcomes) == 0 {
+			return nil
+		}
+		return []string{"r.outcome = ANY (" + l.arg("outcomes", texts(l.f.Outcomes, text)) + "::text[])"}
 	}
-	if len(l.f.Outcomes) > 0 && !slices.Contains(l.f.Outcomes, tasks.Succeeded) {
-		return []try{byOutcome}
+	switch {
+	case l.fewAgents():
+		return []try{{build: func(l *list) string {
+			c := append(append(l.after("r.task_id"), outcomes(l)...), l.taskConds(true, false)...)
+			return l.branch("r.task_id", from, l.eachAgent(), append(c, "r.agent_num = g.num"))
+		}}}
+	case rare:
+		return []try{{build: func(l *list) string {
+			each := "unnest(" + l.arg("outcomes", texts(l.f.Outcomes, text)) + "::text[]) g (outcome)"
+			c := append(l.after("r.task_id"), l.taskConds(false, false)...)
+			return l.branch("r.task_id", from, each, append(c, "r.outcome = g.outcome", "r.outcome <> 'succeeded'"))
+		}}}
+	case needTask:
+		return l.intakePlan(resultCond)
 	}
-	return []try{straight}
+	return []try{{build: func(l *list) string {
+		return l.branch("r.task_id", from, "", append(l.after("r.task_id"), outcomes(l)...))
+	}}}
 }
 
 // openPlan goes through agent_queue, which has no index by id: with few agents
 // by their own order, otherwise first by testing the newest tasks, and then by
 // one scan of the queue, which is small or full of what is looked for.
 func (l *list) openPlan(isNew, waiting bool) []try {
-	scan := try{func(l *list) string { return l.openBranches(isNew, waiting, "") }}
-	if l.agents != nil && len(l.agents) <= manyAgents {
-		return []try{{func(l *list) string { return l.openBranches(isNew, waiting, l.eachAgent()) }}}
+	if l.fewAgents() {
+		return []try{{build: func(l *list) string { return l.openBranches(isNew, waiting, l.eachAgent()) }, pinned: true}}
 	}
+	scan := try{build: func(l *list) string { return l.openBranches(isNew, waiting, "") }}
 	if !isNew {
 		return []try{scan}
 	}
+	queued := condFresh
+	if waiting {
+		queued = condOpen
+	}
 	conds := func(l *list, byAgent, byKind bool) []string {
-		started := ""
-		if !waiting {
-			started = " AND q.started_at IS NULL"
-		}
-		return append(l.taskConds(byAgent, byKind),
-			`(EXISTS (SELECT 1 FROM agent_queue q WHERE q.agent_num = t.agent_num AND q.priority = t.priority AND q.task_id = t.id`+started+`)
-   OR EXISTS (SELECT 1 FROM agent_later l WHERE l.task_id = t.id))`)
+		return append(l.taskConds(byAgent, byKind), "("+queued+" OR "+condLater+")")
 	}
 	return []try{l.windowed(conds, openWindow), scan}
 }
 
+// openBranches looks into agent_queue, and into agent_later for new tasks.
 func (l *list) openBranches(isNew, waiting bool, each string) string {
-	needTask := len(l.f.Kinds) > 0 || !l.f.CreatedAfter.IsZero() || !l.f.CreatedBefore.IsZero() || l.byQuery != nil
+	needTask := len(l.f.Kinds) > 0 || l.created() || l.byQuery != nil
+	row := "t"
+	if needTask {
+		row = "o"
+	}
 	from := func(table string) string {
 		if !needTask {
 			return table + " t"
 		}
 		return table + ` o CROSS JOIN LATERAL (
-    SELECT t.id, t.id AS task_id, t.agent_num, t.kind, t.created_at FROM agent_task t WHERE t.id = o.task_id LIMIT 1) t`
-	}
-	row := "t"
-	if needTask {
-		row = "o"
+    SELECT t.id, t.agent_num, t.kind, t.created_at FROM agent_task t WHERE t.id = o.task_id LIMIT 1) t`
 	}
 	conds := func(extra ...string) []string {
 		c := append(l.after(row+".task_id"), l.taskConds(each != "", false)...)
@@ -362,11 +417,17 @@ func (l *list) openBranches(isNew, waiting bool, each string) string {
 	}
 	var state []string
 	if !waiting {
-		state = []string{row + ".started_at IS NULL"}
+		state = append(state, row+".started_at IS NULL")
 	} else if !isNew {
-		state = []string{row + ".started_at IS NOT NULL"}
+		state = append(state, row+".started_at IS NOT NULL")
 	}
-	b := []string{l.branch(row+".task_id", from("agent_queue"), each, conds(state...))}
+	eachPriority := each
+	if each != "" {
+		// Within one priority the key gives the order of ids.
+		eachPriority += fmt.Sprintf(" CROSS JOIN generate_series(%d, %d) p (priority)", tasks.MinPriority, tasks.MaxPriority)
+		state = append(state, row+".priority = p.priority")
+	}
+	b := []string{l.branch(row+".task_id", from("agent_queue"), eachPriority, conds(state...))}
 	if isNew {
 		b = append(b, l.branch(row+".task_id", from("agent_later"), each, conds()))
 	}

@@ -48,12 +48,16 @@ type startedRow struct {
 // 1,000,000 rows waiting. An index on them would cost every claim its HOT
 // update.
 const sqlLoadStarted = `
+WITH started AS MATERIALIZED (
+    SELECT q.agent_num, q.priority, q.task_id, q.attempt, q.expires_at, q.epoch, q.started_at, q.cancel_requested_at
+    FROM agent_queue q WHERE q.started_at IS NOT NULL
+)
 SELECT q.agent_num, q.priority, q.task_id, q.attempt, t.kind, t.args, t.repeatable, t.timeout_ms, t.created_at,
        q.expires_at, q.epoch, q.started_at, q.cancel_requested_at
-FROM agent_queue q
+FROM started q
 JOIN agent a ON a.num = q.agent_num AND a.shard = ANY ($1::smallint[])
-JOIN agent_task t ON t.id = q.task_id
-WHERE q.started_at IS NOT NULL
+CROSS JOIN LATERAL (
+    SELECT t.kind, t.args, t.repeatable, t.timeout_ms, t.created_at FROM agent_task t WHERE t.id = q.task_id LIMIT 1) t
 ORDER BY q.agent_num, q.priority, q.task_id`
 
 const sqlLoadDepth = `
