@@ -191,6 +191,10 @@ func repairProperty(p map[string]any, f field) map[string]any {
 		p["format"] = "int64"
 	}
 	delete(p, "uniqueItems")
+	if example, ok := p["example"]; ok {
+		delete(p, "example") // its name of OpenAPI 3.0
+		p["examples"] = []any{example}
+	}
 	if ref, ok := p["$ref"]; ok && (len(p) > 1 || f.nullable) {
 		delete(p, "$ref") // beside a $ref nothing else is read by many tools
 		inner := map[string]any{"$ref": ref}
@@ -217,9 +221,10 @@ func repairOperation(op map[string]any) {
 		op["security"] = []any{}
 	}
 	responses := object(op, "responses")
-	responses["500"] = map[string]any{"description": "Internal Server Error", "content": map[string]any{
-		"application/json": map[string]any{"schema": map[string]any{"$ref": "#/components/schemas/Problem"}},
-	}}
+	responses["500"] = problemResponse("Internal Server Error")
+	if responses["401"] == nil { // a wrong token is refused where none is needed, too
+		responses["401"] = problemResponse("Unauthorized")
+	}
 	for status, r := range responses {
 		response, ok := r.(map[string]any)
 		if !ok {
@@ -251,6 +256,12 @@ func repairOperation(op map[string]any) {
 	})
 }
 
+func problemResponse(description string) map[string]any {
+	return map[string]any{"description": description, "content": map[string]any{
+		"application/problem+json": map[string]any{"schema": map[string]any{"$ref": "#/components/schemas/Problem"}},
+	}}
+}
+
 func isProblem(media any) bool {
 	m, ok := media.(map[string]any)
 	return ok && object(m, "schema")["$ref"] == "#/components/schemas/Problem"
@@ -258,6 +269,11 @@ func isProblem(media any) bool {
 
 func repairParameter(p map[string]any) {
 	schema := object(p, "schema")
+	if example, ok := p["example"]; ok && p["in"] != "path" {
+		// The explorer fills an example in and sends it.
+		delete(p, "example")
+		p["description"] = fmt.Sprintf("%v (such as %v)", p["description"], example)
+	}
 	if schema["type"] == "array" {
 		p["style"], p["explode"] = "form", false // values with commas between them
 	}

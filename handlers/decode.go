@@ -1,0 +1,223 @@
+package handlers
+
+import (
+	"bytes"
+	"encoding/json/jsontext"
+	"encoding/json/v2"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"reflect"
+	"strings"
+	"sync"
+
+	"headgate/internal/fault"
+)
+
+// Body limits, in bytes.
+const (
+	maxBody      = 1 << 20  // one task with the largest args fits
+	maxBatchBody = 16 << 20 // 10,000 tasks of 1.6 KiB
+	maxSmallBody = 64 << 10 // sign-in, tokens, agents
+)
+
+// maxPooled is the largest buffer that goes back to the pool, so that one
+// large batch does not stay in memory for ever.
+const maxPooled = 1 << 20
+
+// bodies are buffers for request bodies and answers.
+type bodies struct{ pool sync.Pool }
+
+func (b *bodies) get() *bytes.Buffer {
+	if buf, ok := b.pool.Get().(*bytes.Buffer); ok {
+		buf.Reset()
+		return buf
+	}
+	return bytes.NewBuffer(make([]byte, 0, 4096))
+}
+
+func (b *bodies) put(buf *bytes.Buffer) {
+	if buf.Cap() <= maxPooled {
+		b.pool.Put(buf)
+	}
+}
+
+// checkContentType lets JSON through and nothing else, above all no form that
+// a foreign page could send without asking.
+func checkContentType(r *http.Request) error {
+	if r.Header.Get("Content-Encoding") != "" {
+		return fault.New(fault.Unsupported, "content_encoding", "A compressed request body is not accepted.").
+			WithHint("Send it without Content-Encoding.")
+	}
+	given := r.Header.Get("Content-Type")
+	if given == "application/json" {
+		return nil
+	}
+	media, params, err := mime.ParseMediaType(given)
+	if charset := params["charset"]; err != nil || media != "application/json" || charset != "" && !strings.EqualFold(charset, "utf-8") {
+		return fault.New(fault.Unsupported, "content_type", "The request body must be JSON in UTF-8.").
+			WithHint("Send the header Content-Type: application/json.")
+	}
+	return nil
+}
+
+// readBody reads the whole body into a pooled buffer; the caller puts it back.
+func (s *server) readBody(r *http.Request) (*bytes.Buffer, error) {
+	buf := s.bodies.get()
+	if _, err := buf.ReadFrom(r.Body); err != nil {
+		s.bodies.put(buf)
+		if tooLong, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return nil, bodyTooLarge(tooLong.Limit)
+		}
+		return nil, fault.Wrap(err, fault.Malformed, "body_incomplete", "The request body ended too early.")
+	}
+	return buf, nil
+}
+
+// decode reads a small JSON body into v.
+func (s *server) decode(r *http.Request, v any) error {
+	buf, err := s.readBody(r)
+	if err != nil {
+		return err
+	}
+	defer s.bodies.put(buf)
+	return decodeJSON(buf.Bytes(), v)
+}
+
+// decodeJSON reads a JSON object strictly: unknown and doubled names, wrong
+// types, invalid UTF-8 and anything after the object are refused. What v keeps
+// does not point into body.
+func decodeJSON(body []byte, v any) error {
+	trimmed := bytes.TrimLeft(body, " \t\r\n")
+	if len(trimmed) == 0 {
+		return fault.New(fault.Malformed, "malformed_json", "The request body is empty; a JSON object is expected.")
+	}
+	err := json.Unmarshal(body, v, json.RejectUnknownMembers(true))
+	if err == nil && trimmed[0] != '{' { // null
+		err = &json.SemanticError{JSONKind: jsontext.Kind(trimmed[0]), GoType: reflect.TypeOf(v).Elem()}
+	}
+	if err == nil {
+		return nil
+	}
+	return decodeError(body, v, err)
+}
+
+func decodeError(body []byte, v any, err error) error {
+	if f, ok := errors.AsType[*fault.Error](err); ok {
+		return f
+	}
+	if syn, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
+		return syntaxError(body, syn)
+	}
+	sem, ok := errors.AsType[*json.SemanticError](err)
+	if !ok {
+		return fmt.Errorf("decode body: %w", err)
+	}
+	pointer := string(sem.JSONPointer)
+	if errors.Is(sem.Err, json.ErrUnknownName) {
+		name := sem.JSONPointer.LastToken()
+		f := fault.Newf(fault.Invalid, "unknown_field", "The field %q is not known here.", clip(name)).
+			WithField(pointer, "unknown field")
+		return f.WithHint(suggest(name, fieldNames(reflect.TypeOf(v)), "field"))
+	}
+	want := jsonName(sem.GoType)
+	where := pointer
+	if where == "" {
+		where = "the body"
+	}
+	return fault.Newf(fault.Invalid, "wrong_type", "%s must be %s, not %s.", where, want, kindName(sem.JSONKind, want)).
+		WithHint("The fields and their types are listed at /docs/api.").
+		WithField(pointer, "must be "+want)
+}
+
+func syntaxError(body []byte, err *jsontext.SyntacticError) error {
+	line, column := position(body, err.ByteOffset)
+	cause := "is not valid JSON"
+	switch {
+	case errors.Is(err.Err, jsontext.ErrDuplicateName):
+		cause = "has the same name twice in one object"
+	case errors.Is(err.Err, io.ErrUnexpectedEOF):
+		cause = "ends in the middle of a JSON value"
+	case strings.Contains(err.Error(), "UTF-8"):
+		cause = "holds bytes that are not UTF-8"
+	}
+	return fault.Newf(fault.Malformed, "malformed_json", "The request body %s, at line %d, column %d (byte %d).", cause, line, column, err.ByteOffset).
+		WithHint("Send one JSON object in UTF-8.").
+		WithField(string(err.JSONPointer), fmt.Sprintf("line %d, column %d", line, column))
+}
+
+// position gives line and column, both from 1, of a byte offset.
+func position(body []byte, offset int64) (line, column int) {
+	before := body[:min(max(offset, 0), int64(len(body)))]
+	line = 1 + bytes.Count(before, []byte("\n"))
+	return line, len(before) - bytes.LastIndexByte(before, '\n')
+}
+
+func kindName(k jsontext.Kind, want string) string {
+	switch k {
+	case 'n':
+		return "null"
+	case 't', 'f':
+		return "a boolean"
+	case '"':
+		return "a string"
+	case '0':
+		if want == wholeNumber {
+			return "such a number" // a fraction, or one that is too large
+		}
+		return "a number"
+	case '{':
+		return "an object"
+	case '[':
+		return "an array"
+	}
+	return "something else"
+}
+
+const wholeNumber = "a whole number"
+
+// jsonName says in JSON's words what a Go type expects.
+func jsonName(t reflect.Type) string {
+	for t != nil && t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t == nil {
+		return "another type"
+	}
+	if t.Name() == "Time" {
+		return "a time such as 2026-01-31T12:00:00Z"
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int64, reflect.Int32:
+		return wholeNumber
+	case reflect.Slice, reflect.Array:
+		return "an array"
+	default:
+		return "an object"
+	}
+}
+
+// fieldNames collects the JSON names of a type and of the types inside it.
+func fieldNames(t reflect.Type) []string {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || t.Name() == "Time" {
+		return nil
+	}
+	var names []string
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name != "" && name != "-" {
+			names = append(names, name)
+		}
+		names = append(names, fieldNames(f.Type)...)
+	}
+	return names
+}

@@ -1,0 +1,66 @@
+package handlers
+
+import (
+	"net/http"
+	"time"
+)
+
+// Status is how this controller stands.
+type Status struct {
+	Phase       string           `json:"phase" enums:"bind,database,join,open,drain"` // of the start or the end
+	Since       time.Time        `json:"since"`                                       // of this phase
+	Ready       bool             `json:"ready"`                                       // the public port is open
+	Unmet       []UnmetCondition `json:"unmet"`                                       // what it waits for
+	StartedAt   time.Time        `json:"started_at"`                                  // of the process
+	Version     Version          `json:"version"`
+	Controller  ControllerRef    `json:"controller"`
+	Ports       Ports            `json:"ports"`
+	Database    DatabaseStatus   `json:"database"`
+	ShardsOwned []int            `json:"shards_owned"` // of 16 groups of agents
+} //	@name	Status
+
+// ControllerRef names a controller.
+type ControllerRef struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+} //	@name	ControllerRef
+
+// Ports are the real addresses of the two ports.
+type Ports struct {
+	Controller []string   `json:"controller"`
+	Public     []string   `json:"public"`
+	PublicOpen bool       `json:"public_open"`
+	State      string     `json:"state"`    // of the listener
+	Reason     string     `json:"reason"`   // of that state
+	OpensAt    *time.Time `json:"opens_at"` // of the public port, when planned
+} //	@name	Ports
+
+// DatabaseStatus says whether the database answers.
+type DatabaseStatus struct {
+	Reachable bool       `json:"reachable"`
+	Detail    *string    `json:"detail"` // the cause when it does not
+	Since     *time.Time `json:"since"`
+} //	@name	DatabaseStatus
+
+// status says how this controller stands.
+//
+//	@Summary	Phases, ports and database of this controller
+//	@ID			status
+//	@Tags		status
+//	@Produce	json
+//	@Security	BearerAuth
+//	@Security	CookieAuth
+//	@Success	200	{object}	Status
+//	@Failure	400	{object}	Problem
+//	@Failure	401	{object}	Problem
+//	@Failure	403	{object}	Problem
+//	@Failure	421	{object}	Problem
+//	@Router		/api/v1/status [get]
+func (s *server) status(w http.ResponseWriter, _ *http.Request) error {
+	st := s.cfg.Status()
+	st.Unmet = notNil(st.Unmet)
+	st.ShardsOwned = notNil(st.ShardsOwned)
+	st.Ports.Controller, st.Ports.Public = notNil(st.Ports.Controller), notNil(st.Ports.Public)
+	st.Since, st.StartedAt = st.Since.UTC().Truncate(time.Microsecond), st.StartedAt.UTC().Truncate(time.Microsecond)
+	return s.writeJSON(w, http.StatusOK, st)
+}

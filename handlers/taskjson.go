@@ -1,0 +1,226 @@
+package handlers
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"encoding/json/jsontext"
+	"strconv"
+	"strings"
+	"time"
+	"uuid"
+
+	"headgate/tasks"
+)
+
+// timeLayout is RFC 3339 in UTC with microseconds, always of one length, so
+// that times sort as text.
+const timeLayout = "2006-01-02T15:04:05.000000Z"
+
+// TaskBody describes a task for the API's documents. appendTask writes it by
+// hand, because a batch of 10,000 tasks is answered in one body; a test
+// compares the two.
+type TaskBody struct {
+	ID                string          `json:"id"` // decimal digits
+	Agent             tasks.AgentRef  `json:"agent"`
+	Kind              string          `json:"kind"`
+	Args              json.RawMessage `json:"args"` // JSON, as submitted
+	State             string          `json:"state" enums:"new,waiting-for-agent-response,completed"`
+	Outcome           *string         `json:"outcome" enums:"succeeded,failed,timed-out,cancelled,expired,rejected,unknown"` // null until completed
+	Reason            *string         `json:"reason"`                                                                        // stable code of the cause; null when succeeded
+	Detail            *string         `json:"detail"`                                                                        // the cause as a sentence
+	Result            json.RawMessage `json:"result"`                                                                        // any JSON; text in base64 when result_encoding says so
+	ResultEncoding    *string         `json:"result_encoding" enums:"base64"`                                                // base64 when the agent gave bytes that are not JSON
+	Exit              *tasks.Exit     `json:"exit"`                                                                          // of programs only
+	OutputBytes       int64           `json:"output_bytes"`                                                                  // printed in all
+	Delivery          string          `json:"delivery" enums:"once,repeatable"`                                              // once: in doubt the outcome is unknown, never a second run
+	Attempt           int             `json:"attempt"`                                                                       // how often it was given to the agent
+	Priority          int             `json:"priority" minimum:"0" maximum:"9"`                                              // lower first
+	Timeout           string          `json:"timeout"`                                                                       // such as 30s
+	NotBefore         *time.Time      `json:"not_before"`                                                                    // null: at once
+	ExpiresAt         *time.Time      `json:"expires_at"`                                                                    // when it is given up if it has not started
+	CreatedAt         time.Time       `json:"created_at"`
+	StartedAt         *time.Time      `json:"started_at"`
+	CompletedAt       *time.Time      `json:"completed_at"`
+	CancelRequestedAt *time.Time      `json:"cancel_requested_at"`
+	Actor             string          `json:"actor"`    // who submitted it
+	RetryOf           *string         `json:"retry_of"` // id of the task that this one repeats
+	RunID             *string         `json:"run_id"`
+	Waiting           *WaitingBody    `json:"waiting"` // why it is not completed; null when it is
+} //	@name	Task
+
+// WaitingBody explains why a task is not completed.
+type WaitingBody struct {
+	Cause    string     `json:"cause"` // agent_busy, agent_unreachable, agent_paused, agent_quarantined, not_due, starting, running, cancel_requested
+	Sentence string     `json:"sentence"`
+	NextStep string     `json:"next_step"`
+	Since    *time.Time `json:"since"`
+	Position int        `json:"position"` // in the agent's order, 1 is next; 0 is not known
+	Blocking *string    `json:"blocking"` // id of the task in the agent's slot
+} //	@name	Waiting
+
+// appendTask writes a task as JSON.
+func appendTask(b []byte, t *tasks.Task) []byte {
+	b = append(b, `{"id":"`...)
+	b = strconv.AppendInt(b, int64(t.ID), 10)
+	b = append(b, `","agent":{"id":"`...)
+	b = append(b, t.Agent.ID.String()...)
+	b = append(b, `","name":`...)
+	b = appendString(b, t.Agent.Name)
+	b = append(b, `},"kind":`...)
+	b = appendString(b, t.Kind)
+	b = append(b, `,"args":`...)
+	if len(t.Args) == 0 {
+		b = append(b, "{}"...)
+	}
+	b = append(b, t.Args...)
+	b = append(b, `,"state":"`...)
+	b = append(b, t.State...)
+	b = append(b, '"')
+	b = appendEnding(b, &t.Ending)
+	b = append(b, `,"delivery":`...)
+	b = appendString(b, string(t.Delivery))
+	b = append(b, `,"attempt":`...)
+	b = strconv.AppendInt(b, int64(t.Attempt), 10)
+	b = append(b, `,"priority":`...)
+	b = strconv.AppendInt(b, int64(t.Priority), 10)
+	b = append(b, `,"timeout":"`...)
+	b = append(b, durationText(t.Timeout)...)
+	b = append(b, '"')
+	b = appendTimes(b, t)
+	b = append(b, `,"actor":`...)
+	b = appendString(b, t.Actor)
+	b = append(b, `,"retry_of":`...)
+	b = appendTaskID(b, t.RetryOf)
+	b = append(b, `,"run_id":`...)
+	if t.RunID == (uuid.UUID{}) {
+		b = append(b, "null"...)
+	} else {
+		b = appendString(b, t.RunID.String())
+	}
+	b = append(b, `,"waiting":`...)
+	return append(appendWaiting(b, t.Waiting), '}')
+}
+
+func appendEnding(b []byte, e *tasks.Ending) []byte {
+	b = append(b, `,"outcome":`...)
+	b = appendOptional(b, string(e.Outcome))
+	b = append(b, `,"reason":`...)
+	b = appendOptional(b, e.Reason)
+	b = append(b, `,"detail":`...)
+	b = appendOptional(b, e.Detail)
+	switch {
+	case len(e.Result) > 0:
+		b = append(b, `,"result":`...)
+		b = append(b, e.Result...)
+		b = append(b, `,"result_encoding":null`...)
+	case len(e.ResultBytes) > 0:
+		b = append(b, `,"result":"`...)
+		b = base64.StdEncoding.AppendEncode(b, e.ResultBytes)
+		b = append(b, `","result_encoding":"base64"`...)
+	default:
+		b = append(b, `,"result":null,"result_encoding":null`...)
+	}
+	b = append(b, `,"exit":`...)
+	b = appendExit(b, e.Exit)
+	b = append(b, `,"output_bytes":`...)
+	return strconv.AppendInt(b, e.OutputBytes, 10)
+}
+
+func appendExit(b []byte, e *tasks.Exit) []byte {
+	if e == nil {
+		return append(b, "null"...)
+	}
+	b = append(b, `{"code":`...)
+	if e.Code == nil {
+		b = append(b, "null"...)
+	} else {
+		b = strconv.AppendInt(b, int64(*e.Code), 10)
+	}
+	if e.Signal != "" {
+		b = appendString(append(b, `,"signal":`...), e.Signal)
+	}
+	if e.SpawnError != "" {
+		b = appendString(append(b, `,"spawn_error":`...), e.SpawnError)
+	}
+	b = strconv.AppendInt(append(b, `,"user_ms":`...), e.UserMS, 10)
+	b = strconv.AppendInt(append(b, `,"system_ms":`...), e.SystemMS, 10)
+	b = strconv.AppendInt(append(b, `,"max_rss_bytes":`...), e.MaxRSSBytes, 10)
+	return append(b, '}')
+}
+
+func appendTimes(b []byte, t *tasks.Task) []byte {
+	b = appendTime(append(b, `,"not_before":`...), t.NotBefore)
+	b = appendTime(append(b, `,"expires_at":`...), t.ExpiresAt)
+	b = appendTime(append(b, `,"created_at":`...), t.CreatedAt)
+	b = appendTime(append(b, `,"started_at":`...), t.StartedAt)
+	b = appendTime(append(b, `,"completed_at":`...), t.CompletedAt)
+	return appendTime(append(b, `,"cancel_requested_at":`...), t.CancelRequestedAt)
+}
+
+func appendWaiting(b []byte, w *tasks.Waiting) []byte {
+	if w == nil {
+		return append(b, "null"...)
+	}
+	b = appendString(append(b, `{"cause":`...), w.Cause)
+	b = appendString(append(b, `,"sentence":`...), w.Sentence)
+	b = appendString(append(b, `,"next_step":`...), w.NextStep)
+	b = appendTime(append(b, `,"since":`...), w.Since)
+	b = strconv.AppendInt(append(b, `,"position":`...), int64(w.Position), 10)
+	b = appendTaskID(append(b, `,"blocking":`...), w.Blocking)
+	return append(b, '}')
+}
+
+// appendString quotes text; what is not UTF-8 in it becomes U+FFFD.
+func appendString(b []byte, text string) []byte {
+	out, err := jsontext.AppendQuote(b, text)
+	if err != nil {
+		out, _ = jsontext.AppendQuote(b, strings.ToValidUTF8(text, "\uFFFD"))
+	}
+	return out
+}
+
+func appendOptional(b []byte, text string) []byte {
+	if text == "" {
+		return append(b, "null"...)
+	}
+	return appendString(b, text)
+}
+
+func appendTaskID(b []byte, id tasks.ID) []byte {
+	if id == 0 {
+		return append(b, "null"...)
+	}
+	b = append(b, '"')
+	b = strconv.AppendInt(b, int64(id), 10)
+	return append(b, '"')
+}
+
+func appendTime(b []byte, t time.Time) []byte {
+	if t.IsZero() {
+		return append(b, "null"...)
+	}
+	b = append(b, '"')
+	b = t.UTC().AppendFormat(b, timeLayout)
+	return append(b, '"')
+}
+
+// durationText writes a duration as people do: 30s, 5m, 1h30m.
+func durationText(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// timeOrNil gives a time for bodies that json encodes, nil for none.
+func timeOrNil(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = t.UTC().Truncate(time.Microsecond)
+	return &t
+}
