@@ -10,6 +10,8 @@ import (
 	"time"
 	"uuid"
 
+	"google.golang.org/grpc/credentials"
+
 	"headgate/internal/agent/ledger"
 	"headgate/internal/agent/policy"
 	"headgate/internal/agentpb"
@@ -89,7 +91,7 @@ func (a *runner) listen(ctx context.Context) (err error) {
 
 // ready tells where the agent listens.
 func (a *runner) ready() error {
-	err := a.state.saveJSON(infoFile, Info{
+	err := a.state.saveJSON(infoFile, info{
 		ID: a.state.id.String(), Instance: a.instance.String(), Name: a.config.Name, Address: a.address,
 		Version: a.config.Version, PID: os.Getpid(), Paired: a.state.paired,
 	})
@@ -110,7 +112,7 @@ func (a *runner) pair(ctx context.Context, on port) error {
 		return err
 	}
 	p.port = phase
-	server := newServer(pki.PairingServer(a.state.identity), pairingMessage)
+	server := newServer(credentials.NewTLS(pki.PairingServer(a.state.identity)), pairingMessage)
 	agentpb.RegisterPairingServer(server, p)
 	if err := a.announce(); err != nil {
 		return err
@@ -148,7 +150,7 @@ func (a *runner) announce() error {
 
 // serve executes tasks until ctx is done.
 func (a *runner) serve(ctx context.Context, on port) error {
-	phase, err := on.newPhase(maxConnections, a.config.Logger)
+	phase, err := on.newPhase(maxStrangers, a.config.Logger)
 	if err != nil {
 		return err
 	}
@@ -156,7 +158,7 @@ func (a *runner) serve(ctx context.Context, on port) error {
 		config: a.config, log: a.config.Logger, state: a.state, slot: a.slot, instance: a.instance,
 		offers: a.offers, hostname: hostname(), os: osName(),
 	}
-	server := newServer(pki.AgentServer(a.state.identity, a.state.roots), maxMessage)
+	server := newServer(proving{credentials.NewTLS(pki.AgentServer(a.state.identity, a.state.roots))}, maxMessage)
 	agentpb.RegisterAgentServer(server, s)
 	if err := a.announce(); err != nil {
 		return err

@@ -102,10 +102,10 @@ const (
 	pairingBundle   = 8 // authorities in a bundle; a rotation has two
 
 	// The limits of the gRPC server.
-	maxConnections   = 64      // a fleet has a few controllers, each with one
+	maxStrangers     = 32      // connections in their handshake, which has 5 s
 	maxStreams       = 16      // a session, a ping, and reserves
 	maxMessage       = 4 << 20 // arguments or results of 1 MiB, a full Welcome
-	maxHeaders       = 8 << 10 //
+	maxHeaders       = 8 << 10 // names and times of calls need far less
 	handshakeTimeout = 5 * time.Second
 	streamWindow     = 512 << 10 // static, so that no probing pings are needed
 	connWindow       = 1 << 20

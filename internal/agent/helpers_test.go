@@ -122,7 +122,7 @@ type running struct {
 	addr   string
 	fleet  *fleet
 	id     uuid.UUID       // known once paired
-	pin    pki.Fingerprint //
+	pin    pki.Fingerprint // of its key
 	stop   context.CancelFunc
 	ended  chan error // holds the word of Run
 }

@@ -77,7 +77,11 @@ func TestProgramsEndAsTheyEnd(t *testing.T) {
 	if _, _, f := run(6, "short", 0); f.GetOutcome() != "timed-out" || f.GetReason() != "deadline_exceeded" || f.GetExit().GetSignal() != "SIGTERM" {
 		t.Errorf("short: %v", f)
 	}
-	if _, _, f := run(7, "ignore_term", 300*time.Millisecond); f.GetOutcome() != "timed-out" || f.GetExit().GetSignal() != "SIGKILL" {
+	c.execute(c.job(7, "cmd.run", program("ignore_term")))
+	for c.recv().GetOutput() == nil { // it ignores SIGTERM from here on
+	}
+	c.send(&agentpb.ControllerMessage{Msg: &agentpb.ControllerMessage_Cancel{Cancel: &agentpb.Cancel{TaskId: 7, Attempt: 1}}})
+	if _, _, f := c.finish(); f.GetOutcome() != "cancelled" || f.GetExit().GetSignal() != "SIGKILL" {
 		t.Errorf("ignore_term: %v", f)
 	}
 	if _, _, f := run(8, "grandchild", 0); f.GetOutcome() != "succeeded" {
@@ -298,11 +302,16 @@ func TestKilledAtRandomMomentsNoEffectHappensTwice(t *testing.T) {
 		for id := range settled {
 			c.forget(id)
 		}
-		time.AfterFunc(time.Duration(rnd.IntN(400))*time.Millisecond, func() { _ = victim.cmd.Process.Kill() })
+		die := func() { _ = victim.cmd.Process.Kill() }
+		lives := rnd.IntN(5) // so many tasks, and then a moment more
 		for alive := true; alive; {
 			for outcome[next] != "" {
 				next++
 			}
+			if lives == 0 {
+				time.AfterFunc(time.Duration(rnd.IntN(100_000))*time.Microsecond, die)
+			}
+			lives--
 			c.execute(c.job(next, "cmd.run", args))
 			for alive && outcome[next] == "" {
 				select {

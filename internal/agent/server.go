@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"log/slog"
 	"net"
@@ -42,7 +41,7 @@ type port struct {
 // phase is the port as one phase sees it.
 type phase struct {
 	port
-	most   int64 // connections
+	most   int64 // connections that have not proved who they are
 	open   atomic.Int64
 	paused atomic.Bool
 	closed atomic.Bool
@@ -61,8 +60,8 @@ func (p port) newPhase(most int64, log *slog.Logger) (*phase, error) {
 	return &phase{port: p, most: most, log: log, gone: make(chan struct{})}, nil
 }
 
-// Accept refuses connections beyond the limit at once: to let them wait would
-// let one stranger keep all others out.
+// Accept refuses strangers beyond the limit at once: to let them wait would let
+// one of them keep all others out.
 func (p *phase) Accept() (net.Conn, error) {
 	for {
 		if p.paused.Load() {
@@ -109,22 +108,38 @@ func (p *phase) Close() error {
 	return p.SetDeadline(time.Unix(1, 0))
 }
 
-// counted gives its place back when it is closed.
+// counted has a place among the strangers until it is closed or has proved
+// that it is a controller of the fleet.
 type counted struct {
 	net.Conn
 	phase *phase
 	once  sync.Once
 }
 
+func (c *counted) leave() { c.once.Do(func() { c.phase.open.Add(-1) }) }
+
 func (c *counted) Close() error {
-	c.once.Do(func() { c.phase.open.Add(-1) })
+	c.leave()
 	return c.Conn.Close()
 }
 
+// proving are credentials after whose handshake a connection is no stranger.
+type proving struct {
+	credentials.TransportCredentials
+}
+
+func (p proving) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := p.TransportCredentials.ServerHandshake(raw)
+	if c, ok := raw.(*counted); ok && err == nil {
+		c.leave()
+	}
+	return conn, info, err
+}
+
 // newServer makes a gRPC server with every limit set.
-func newServer(config *tls.Config, maxMessage int) *grpc.Server {
+func newServer(creds credentials.TransportCredentials, maxMessage int) *grpc.Server {
 	return grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(config)),
+		grpc.Creds(creds),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),

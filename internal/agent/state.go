@@ -187,9 +187,9 @@ func (e *epochs) raise(shard int32, epoch int64) error {
 	return nil
 }
 
-// Info is the content of agent.json, by which whoever started an agent finds
+// info is the content of agent.json, by which whoever started an agent finds
 // out where it listens.
-type Info struct {
+type info struct {
 	ID       string `json:"id"`
 	Instance string `json:"instance_id"` // of this process
 	Name     string `json:"name"`

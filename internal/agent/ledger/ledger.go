@@ -174,9 +174,6 @@ func (l *Ledger) Full() bool {
 	return len(l.index.live) >= l.limits.Live || l.index.held >= l.limits.LiveBytes
 }
 
-// Broken gives the reason why the file can no longer be written, or nil.
-func (l *Ledger) Broken() error { return l.broken }
-
 // Accept records that a task is about to start and that the results of forget
 // are stored. The caller fills in the first block of the entry's fields. For
 // delivery once the record is on disk when Accept returns. On an error nothing
