@@ -1,0 +1,173 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"headgate/internal/pki"
+	"headgate/tasks"
+)
+
+// arrange makes the member's loop run or end as rows and leases demand. It
+// may be called by anybody at any time and never waits.
+func (f *Fleet) arrange(m *member) {
+	m.mu.Lock()
+	lease, ours := f.leaseOf(m)
+	want := ours && m.row.Status == Active
+	if m.stop != nil && (!want || m.lease.Epoch != lease.Epoch) {
+		m.stop(&trouble{cause: CauseReconnect, sentence: "the session was ended by this controller"})
+		m.stop = nil
+	}
+	start := want && m.stop == nil
+	removed := m.row.Status == Removed
+	health := HealthConnecting
+	switch {
+	case m.row.Status == Quarantined:
+		health = HealthQuarantined
+	case !ours:
+		health = HealthElsewhere
+	}
+	if start {
+		f.startLocked(m, lease)
+	}
+	m.mu.Unlock()
+	if removed {
+		return
+	}
+	if !want || start {
+		f.setHealth(context.Background(), m, health, func(l *Live) {
+			l.Cause, l.Sentence, l.Failures, l.NextTry = "", "", 0, time.Time{}
+			if health == HealthQuarantined {
+				l.Sentence = m.row.StatusWhy // setHealth holds m.mu
+			}
+		})
+	}
+}
+
+// startLocked begins a new loop behind the one that is ending.
+func (f *Fleet) startLocked(m *member, lease tasks.Lease) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ctx.Err() != nil {
+		return
+	}
+	ctx, stop := context.WithCancelCause(f.ctx)
+	before, done := m.done, make(chan struct{})
+	m.lease, m.stop, m.done = lease, stop, done
+	f.loops.Go(func() {
+		defer close(done)
+		defer stop(nil)
+		if before != nil {
+			<-before
+		}
+		f.keep(ctx, m, lease)
+	})
+}
+
+// keep holds a connection to one agent until ctx ends.
+func (f *Fleet) keep(ctx context.Context, m *member, lease tasks.Lease) {
+	failures := 0
+	for ctx.Err() == nil {
+		s, t := f.open(ctx, m, lease)
+		if s != nil {
+			f.setHealth(ctx, m, HealthConnected, func(l *Live) {
+				l.Address, l.Kinds = s.address, s.kinds
+				l.Cause, l.Sentence, l.Failures, l.NextTry = "", "", 0, time.Time{}
+			})
+			began := time.Now()
+			t = s.serve()
+			if time.Since(began) >= steadyAfter {
+				failures = 0
+			}
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		failures++
+		wait := delay(f.cfg.Limits, failures)
+		next := time.Now().Add(wait)
+		f.setHealth(ctx, m, HealthUnreachable, func(l *Live) {
+			l.Address, l.Cause, l.Sentence = t.address, t.cause, t.sentence
+			l.NextTry = next
+			if s == nil {
+				l.Failures++
+			}
+		})
+		if s == nil && failures == 1 {
+			f.log.Info("agent cannot be reached", "agent", m.id, "cause", t.cause, "err", t)
+		}
+		rest(ctx, m.kick, wait)
+	}
+}
+
+func rest(ctx context.Context, kick <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-kick:
+	case <-t.C:
+	}
+}
+
+// delay is the pause after so many failures in a row. The random part is
+// taken off after the cap.
+func delay(l Limits, failures int) time.Duration {
+	d := min(float64(l.BackoffMax), float64(l.BackoffBase)*math.Pow(backoffFactor, float64(failures-1)))
+	return time.Duration(d * (1 - backoffJitter*rand.Float64()))
+}
+
+// open dials the agent's addresses in order until a session stands.
+func (f *Fleet) open(ctx context.Context, m *member, lease tasks.Lease) (*session, *trouble) {
+	p, err := f.gate.enter(ctx, f.cfg.HasWork(m.num))
+	if err != nil {
+		return nil, endOf(ctx)
+	}
+	defer p.leave()
+	m.mu.Lock()
+	addresses, pin := m.row.Addresses, m.row.SPKI
+	m.mu.Unlock()
+	t := &trouble{cause: CauseNoAddress, sentence: "no address is known"}
+	for _, address := range addresses {
+		var s *session
+		if s, t = f.openAt(ctx, m, lease, pin, address); s != nil {
+			f.metrics.dials.WithLabelValues("connected").Inc()
+			return s, nil
+		}
+		if ctx.Err() != nil {
+			return nil, endOf(ctx)
+		}
+		f.metrics.dials.WithLabelValues(t.cause).Inc()
+	}
+	return nil, t
+}
+
+// endOf gives the reason for which ctx was cancelled.
+func endOf(ctx context.Context) *trouble {
+	if t, ok := errors.AsType[*trouble](context.Cause(ctx)); ok {
+		return t
+	}
+	return &trouble{cause: CauseReconnect, sentence: "this controller is stopping", err: context.Cause(ctx)}
+}
+
+func (f *Fleet) agentDial(m *member, pin [32]byte) pki.AgentDial {
+	return pki.AgentDial{Identity: f.identity, Roots: f.roots, ID: m.id, Pins: []pki.Fingerprint{pin}}
+}
+
+func sameAddresses(a, b []string) bool { return slices.Equal(a, b) }
+
+// leaveAddress ends a session at an address that is not the agent's any more
+// and tries new ones at once.
+func (m *member) leaveAddress() {
+	m.mu.Lock()
+	left := m.live.Health == HealthConnected && !slices.Contains(m.row.Addresses, m.live.Address)
+	m.mu.Unlock()
+	if left {
+		m.end(&trouble{cause: CauseReconnect, sentence: "the agent's address was changed"})
+	}
+	m.nudge()
+}
