@@ -244,3 +244,28 @@ func readFile(t *testing.T, name string) string {
 	}
 	return string(b)
 }
+
+// TestTLSIsConfiguredInOnePlace forbids tls.Config literals outside pki, where
+// every one of them is reviewed; the client commands have the only other one.
+func TestTLSIsConfiguredInOnePlace(t *testing.T) {
+	t.Parallel()
+	for _, s := range sources(t) {
+		if s.test || isTestSupport(s.dir) || under(s.dir, "internal/pki") || s.name == "cmd/headgate/client.go" {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			lit, ok := n.(*ast.CompositeLit)
+			if !ok {
+				return true
+			}
+			sel, ok := lit.Type.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			if pkg, ok := sel.X.(*ast.Ident); ok && pkg.Name == "tls" && sel.Sel.Name == "Config" {
+				t.Errorf("%s makes a tls.Config; add a builder to internal/pki", s.name)
+			}
+			return true
+		})
+	}
+}

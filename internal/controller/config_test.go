@@ -1,0 +1,87 @@
+package controller
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func writeFile(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "headgate.yaml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestFlagsWinOverEnvironmentOverFile(t *testing.T) {
+	t.Parallel()
+	c, err := LoadConfig(Sources{
+		File:    writeFile(t, "database_url: from-file\nfleet: from-file\nopen_delay: 1s\npublic_addr: 127.0.0.1:0\nallowed_hosts: [a.example, b.example]\n"),
+		Environ: []string{"HEADGATE_FLEET=from-env", "HEADGATE_OPEN_DELAY=2s", "HEADGATE_AGENT_NAME=x", "PATH=/bin"},
+		Flags:   map[string]string{"open-delay": "3s"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.DatabaseURL != "from-file" || c.Fleet != "from-env" || c.OpenDelay != 3*time.Second {
+		t.Fatalf("got %+v", c)
+	}
+	if strings.Join(c.AllowedHosts, " ") != "a.example b.example" {
+		t.Fatalf("allowed hosts %q", c.AllowedHosts)
+	}
+}
+
+func TestAllProblemsAreReportedTogether(t *testing.T) {
+	t.Parallel()
+	_, err := LoadConfig(Sources{
+		File:    writeFile(t, "pubic_addr: x\nopen_delay: soon\n"),
+		Environ: []string{"HEADGATE_COLOUR=red"},
+		Flags:   map[string]string{"log-level": "loud", "controller-addr": "127.0.0.1:70000", "public-addr": "0.0.0.0:7440"},
+	})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{
+		"line 1: pubic_addr: no such setting", "line 2: open_delay: \"soon\" is not a duration",
+		"HEADGATE_COLOUR: no such setting", "log-level: \"loud\"", "port \"70000\"",
+		"database-url: must name a PostgreSQL server", "without TLS beyond this machine",
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("missing %q in:\n%v", want, err)
+		}
+	}
+}
+
+func TestEveryKeyHasThreeNamesAndItsDefault(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, k := range Keys() {
+		if seen[k.Name] || k.Help == "" {
+			t.Errorf("key %q is doubled or has no help", k.Name)
+		}
+		seen[k.Name] = true
+		c := DefaultConfig()
+		if err := k.set(&c, k.Default()); err != nil {
+			t.Errorf("%s: its own default %q is refused: %v", k.Name, k.Default(), err)
+		}
+	}
+}
+
+func TestTheTwoPortsMustDiffer(t *testing.T) {
+	t.Parallel()
+	_, err := LoadConfig(Sources{Flags: map[string]string{
+		"database-url": "x", "public-addr": "127.0.0.1:7441",
+	}})
+	if err == nil || !strings.Contains(err.Error(), "must differ") {
+		t.Fatalf("err = %v", err)
+	}
+	if _, err := LoadConfig(Sources{Flags: map[string]string{
+		"database-url": "x", "public-addr": "127.0.0.1:0", "controller-addr": "127.0.0.1:0",
+	}}); err != nil {
+		t.Fatalf("both 0: %v", err)
+	}
+}

@@ -1,0 +1,316 @@
+package controller
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"headgate/internal/pki"
+	"headgate/internal/store"
+	"headgate/listener"
+)
+
+// Options are what the program around a controller gives it.
+type Options struct {
+	Version string
+	Logger  *slog.Logger // nil = discard
+}
+
+// Endpoints says where a controller is reached. URLs have no trailing slash.
+type Endpoints struct {
+	PublicURL     string
+	ControllerURL string
+	CAFile        string
+}
+
+// Controller is one start of `headgate serve`. New reads the state directory
+// and binds the ports; Run does the rest until its context ends.
+type Controller struct {
+	cfg      Config
+	opts     Options
+	log      *slog.Logger
+	began    time.Time
+	ready    *readiness
+	registry *prometheus.Registry
+	state    *state
+	listener *listener.Listener
+	server   *http.Server
+	handler  atomic.Pointer[http.Handler] // replaced when the controller has joined
+	draining chan struct{}                // closed when streams shall end
+
+	parts  parts // set by join
+	joined chan struct{}
+	opened chan struct{}
+}
+
+// HTTP limits of both ports.
+const (
+	headerTimeout = 10 * time.Second  // a client that sends no header in this time is gone
+	idleTimeout   = 120 * time.Second // of a kept connection
+	maxHeader     = 64 << 10
+)
+
+// New takes the phases parse (done by LoadConfig), open and bind: when it
+// returns, the controller port is bound and the public port reserved, so that
+// every conflict shows now. Run must follow.
+func New(cfg Config, opts Options) (*Controller, error) {
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	c := &Controller{
+		cfg: cfg, opts: opts, log: opts.Logger.With("component", "controller"),
+		began: time.Now(), registry: newRegistry(),
+		draining: make(chan struct{}), joined: make(chan struct{}), opened: make(chan struct{}),
+	}
+	c.ready = newReadiness(c.began)
+	c.ready.enter(phaseOpen)
+	var err error
+	if c.state, err = openState(cfg.Data, listeningOn(cfg.ControllerAddr), c.began); err != nil {
+		return nil, err
+	}
+	c.ready.enter(phaseBind)
+	if err := c.bind(); err != nil {
+		return nil, errors.Join(err, c.state.close())
+	}
+	return c, nil
+}
+
+func newRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// listeningOn gives the address of the controller port for its certificate,
+// when it is one address and not all of them.
+func listeningOn(addr string) []netip.Addr {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil || ip.IsUnspecified() {
+		return nil
+	}
+	return []netip.Addr{ip}
+}
+
+// bind takes both ports and prepares the HTTP server, which at first answers
+// only what needs no database.
+func (c *Controller) bind() error {
+	var public *tls.Config
+	if c.cfg.publicTLS() {
+		var err error
+		if public, err = pki.PublicPort(c.cfg.TLSCertFile, c.cfg.TLSKeyFile, c.log); err != nil {
+			return err
+		}
+	}
+	c.server = &http.Server{
+		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*c.handler.Load()).ServeHTTP(w, r) }),
+		ConnContext:       listener.ConnContext,
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
+	}
+	l, err := listener.New(context.Background(), listener.Config{
+		Controller: listener.PortConfig{Addr: c.cfg.ControllerAddr, TLS: pki.ControllerPort(c.state.port, c.state.roots)},
+		Public:     listener.PortConfig{Addr: c.cfg.PublicAddr, TLS: public},
+		OpenDelay:  c.cfg.OpenDelay,
+		OnPorts:    c.onPorts,
+		Logger:     c.log,
+		Registerer: c.registry,
+	})
+	if err != nil {
+		return err
+	}
+	c.listener = l
+	starting, err := c.startingHandler()
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	c.handler.Store(&starting)
+	return nil
+}
+
+// onPorts logs each change of the listener with the real port numbers.
+func (c *Controller) onPorts(r listener.PortReport) {
+	c.log.Info("ports", "state", r.State, "controller", r.Controller, "public", r.Public, "public_open", r.PublicOpen, "reason", r.Reason, "err", r.Err)
+}
+
+// Run takes the phases database, join and open public, serves until ctx ends
+// or a part fails, and then drains. It returns nil after a clean stop.
+func (c *Controller) Run(ctx context.Context) error {
+	sup := newSupervisor(ctx, c.log)
+	sup.onStop("state", func(context.Context) error { return c.state.close() })
+	sup.onStop("listener", func(context.Context) error { return c.listener.Close() })
+	sup.run("http", c.serve)
+	runErr := c.startAndWait(ctx, sup)
+	return errors.Join(runErr, c.drain(ctx, sup))
+}
+
+// startAndWait takes the phases one after the other, then waits.
+func (c *Controller) startAndWait(ctx context.Context, sup *supervisor) error {
+	for _, phase := range []func(context.Context, *supervisor) error{c.database, c.join, c.openPublic} {
+		phaseCtx, cancel := context.WithCancelCause(ctx)
+		stop := make(chan struct{})
+		go func() { // a part that fails during a phase ends the phase
+			select {
+			case err := <-sup.failed:
+				cancel(err)
+			case <-stop:
+			}
+		}()
+		err := phase(phaseCtx, sup)
+		close(stop)
+		cause := context.Cause(phaseCtx)
+		cancel(nil)
+		if ctx.Err() != nil {
+			return nil // told to stop during the start
+		}
+		if err != nil {
+			return errors.Join(err, ignoreCancel(cause))
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return nil
+	case err := <-sup.failed:
+		return err
+	}
+}
+
+// ignoreCancel drops the plain cancellation that carries no news.
+func ignoreCancel(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// serve runs the HTTP server on both ports until drain has shut it down.
+func (c *Controller) serve(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() { done <- c.server.Serve(c.listener) }()
+	select {
+	case err := <-done:
+		if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+			<-ctx.Done() // shut down by drain, which ends this part next
+			return nil
+		}
+		return err
+	case <-ctx.Done():
+		err := c.server.Close()
+		<-done
+		return err
+	}
+}
+
+// Pauses between tries to reach the database: quick at first, since a server
+// that restarts is back soon; bounded, so that it is found within seconds.
+const (
+	firstDatabasePause = 100 * time.Millisecond
+	maxDatabasePause   = 3 * time.Second
+)
+
+// database connects without end and brings the schema up to date.
+func (c *Controller) database(ctx context.Context, sup *supervisor) error {
+	c.ready.enter(phaseDatabase)
+	pause := firstDatabasePause
+	for {
+		db, err := c.openDatabase(ctx)
+		if err == nil {
+			c.parts.db = db
+			sup.onStop("database", func(context.Context) error { return db.Close() })
+			return nil
+		}
+		if !worthAnotherTry(err) {
+			return err
+		}
+		c.log.Warn("the database is not usable yet; trying again", "err", err, "pause", pause)
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		pause = min(2*pause, maxDatabasePause)
+	}
+}
+
+func (c *Controller) openDatabase(ctx context.Context) (*store.DB, error) {
+	db, err := store.Open(ctx, store.Config{DSN: c.cfg.DatabaseURL, Log: c.log})
+	if err != nil {
+		c.ready.explain("database", sentence(err))
+		return nil, err
+	}
+	if err := c.prepareDatabase(ctx, db); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+// drain refuses new work, lets open requests end, and stops the parts in
+// order: streams are told to come back, the public port refuses, then the
+// controller port, then queue, agents and database.
+func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
+	c.ready.enter(phaseDrain)
+	c.ready.explain("draining", "the controller is stopping")
+	base := context.WithoutCancel(ctx)
+	close(c.draining)
+	c.server.SetKeepAlivesEnabled(false)
+	gentle, cancel := context.WithTimeout(base, c.cfg.DrainTimeout)
+	if err := errors.Join(c.listener.Drain(gentle), c.server.Shutdown(gentle)); err != nil {
+		c.log.Warn("requests were still open at the end", "err", err)
+	}
+	cancel()
+	stop, cancel := context.WithTimeout(base, stopTimeout)
+	defer cancel()
+	if err := sup.stop(stop); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	return nil
+}
+
+// Joined is closed when the controller port serves the whole API.
+func (c *Controller) Joined() <-chan struct{} { return c.joined }
+
+// Opened is closed when the public port is open.
+func (c *Controller) Opened() <-chan struct{} { return c.opened }
+
+// Endpoints gives the real addresses; the public one is known since New,
+// also while that port refuses.
+func (c *Controller) Endpoints() Endpoints {
+	ports := c.listener.Ports()
+	scheme := "http"
+	if c.cfg.publicTLS() {
+		scheme = "https"
+	}
+	return Endpoints{
+		PublicURL:     scheme + "://" + reachable(ports.Public),
+		ControllerURL: "https://" + reachable(ports.Controller),
+		CAFile:        c.state.path + "/" + caFile,
+	}
+}
+
+// reachable gives host:port for this machine: a port on all addresses is
+// reached by loopback.
+func reachable(addrs []netip.AddrPort) string {
+	if len(addrs) == 0 {
+		return ""
+	}
+	a := addrs[0]
+	if a.Addr().IsUnspecified() {
+		a = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.Port())
+	}
+	return a.String()
+}

@@ -1,0 +1,5 @@
+// Package controller is the composition root of `headgate serve`: the
+// configuration, the start-up phases, the supervisor that starts and stops the
+// long-running parts in order, and the readiness conditions behind /readyz.
+// It is the only package that knows all parts; it holds no rules of the domain.
+package controller

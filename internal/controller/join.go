@@ -1,0 +1,320 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"headgate/handlers"
+	"headgate/internal/auth"
+	"headgate/internal/fault"
+	"headgate/internal/fleet"
+	"headgate/internal/kinds"
+	"headgate/internal/store"
+	"headgate/migrations"
+	"headgate/openapi"
+	"headgate/tasks"
+)
+
+// parts are what exists only when the database answers.
+type parts struct {
+	db      *store.DB
+	fleet   *fleet.Fleet
+	manager *tasks.Manager
+	service *tasks.Service
+	auth    *auth.Service
+}
+
+// Intervals of the join and of what follows it.
+const (
+	readyPoll  = 20 * time.Millisecond // cheap, and felt in every start
+	selfPause  = 250 * time.Millisecond
+	beat       = 5 * time.Second // a quarter of what others allow
+	wakeTopic  = "headgate_wake" // LISTEN channel of all controllers
+	adminToken = "up"            // name of the token in admin-token-file
+)
+
+// worthAnotherTry says whether waiting can help: a database that is down or
+// starting, yes; a wrong connection string or a newer schema, no.
+func worthAnotherTry(err error) bool {
+	if _, wrong := errors.AsType[*migrations.VersionError](err); wrong {
+		return false
+	}
+	switch fault.KindOf(err) {
+	case fault.Invalid, fault.Malformed, fault.Precondition:
+		return false
+	}
+	return true
+}
+
+// sentence gives what a user may read of an error.
+func sentence(err error) string {
+	if e, ok := errors.AsType[*fault.Error](err); ok {
+		if e.Hint != "" {
+			return e.Message + " " + e.Hint
+		}
+		return e.Message
+	}
+	return err.Error()
+}
+
+// prepareDatabase checks that the server keeps what it acknowledges and
+// brings the schema up to date.
+func (c *Controller) prepareDatabase(ctx context.Context, db *store.DB) error {
+	if !c.cfg.UnsafeDurability {
+		if err := db.CheckDurability(ctx); err != nil {
+			c.ready.explain("database", sentence(err))
+			return err
+		}
+	}
+	c.ready.met("database")
+	c.ready.explain("migrations", "being applied")
+	if err := migrations.Up(ctx, db.SQL()); err != nil {
+		c.ready.explain("migrations", sentence(err))
+		return err
+	}
+	c.ready.met("migrations")
+	return nil
+}
+
+// join makes this process a controller among its peers: it takes shards,
+// connects to their agents, has the queue swept once and calls itself.
+func (c *Controller) join(ctx context.Context, sup *supervisor) error {
+	c.ready.enter(phaseJoin)
+	for _, step := range []func(context.Context, *supervisor) error{c.makeFleet, c.makeQueue, c.makeAuth, c.startParts, c.openAPI} {
+		if err := step(ctx, sup); err != nil {
+			return err
+		}
+	}
+	close(c.joined)
+	if err := c.awaitQueue(ctx); err != nil {
+		return err
+	}
+	return c.awaitSelfCall(ctx)
+}
+
+func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
+	f, err := fleet.New(fleet.Config{
+		Store: c.parts.db, Dir: c.state.dir, ControllerID: c.state.id, FleetName: c.cfg.Fleet, Version: c.opts.Version,
+		AllowLoopback: c.cfg.AllowLoopbackAgents, Deny: c.isOurs,
+		Logger: c.opts.Logger, Registerer: c.registry,
+		Publish: c.publishAgent,
+	})
+	if err != nil {
+		return err
+	}
+	authority, err := f.EnsureCA(ctx)
+	if err != nil {
+		return err
+	}
+	c.parts.fleet = f
+	return c.state.adopt(authority, listeningOn(c.cfg.ControllerAddr), time.Now())
+}
+
+// isOurs keeps the fleet from dialling our own ports.
+func (c *Controller) isOurs(to netip.AddrPort) bool {
+	ports := c.listener.Ports()
+	same := func(a netip.AddrPort) bool {
+		return a.Port() == to.Port() && (a.Addr() == to.Addr() || a.Addr().IsUnspecified() && to.Addr().IsLoopback())
+	}
+	return slices.ContainsFunc(ports.Controller, same) || slices.ContainsFunc(ports.Public, same)
+}
+
+// publishAgent tells pages and event streams that an agent changed.
+func (c *Controller) publishAgent(e fleet.Event) {
+	if m := c.parts.manager; m != nil {
+		m.Hub().Publish(tasks.Event{Type: tasks.EventAgent, Agent: e.View.ID, State: tasks.State(e.View.Live.Health)})
+	}
+}
+
+func (c *Controller) makeQueue(ctx context.Context, _ *supervisor) error {
+	p := &c.parts
+	owner := tasks.Owner{ID: c.state.owner, Addr: c.advertised(), Name: c.name()}
+	p.manager = tasks.NewManager(tasks.Config{
+		Store: p.db, Runner: p.fleet, Owner: owner, Former: c.state.former,
+		Logger: c.opts.Logger, Registerer: c.registry,
+	})
+	p.service = tasks.NewService(tasks.ServiceConfig{Manager: p.manager, Kinds: kinds.Default()})
+	p.manager.OnCompleted(kinds.Inventory, c.keepFacts)
+	p.fleet.Attach(p.manager)
+	if err := p.fleet.Load(ctx); err != nil {
+		return err
+	}
+	return p.db.RegisterController(ctx, store.Controller{
+		ID: c.state.owner, Name: c.name(), Addr: c.advertised(), Version: c.opts.Version, StartedAt: c.began,
+	})
+}
+
+// keepFacts stores what an agent said of its host.
+func (c *Controller) keepFacts(ctx context.Context, done tasks.Completed) {
+	if done.Ending.Outcome != tasks.Succeeded || len(done.Ending.Result) == 0 {
+		return
+	}
+	if err := c.parts.db.SetFacts(ctx, done.Agent, done.Ending.Result, done.CompletedAt); err != nil {
+		c.log.Warn("store the facts of an agent", "task_id", done.ID, "err", err)
+		return
+	}
+	c.parts.fleet.Reload()
+}
+
+// advertised is where other controllers reach this one.
+func (c *Controller) advertised() string {
+	if c.cfg.ControllerAdvertise != "" {
+		return c.cfg.ControllerAdvertise
+	}
+	return reachable(c.listener.Ports().Controller)
+}
+
+// name is for people: the host's name.
+func (c *Controller) name() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "controller"
+	}
+	return host
+}
+
+func (c *Controller) makeAuth(ctx context.Context, _ *supervisor) error {
+	var err error
+	c.parts.auth, err = auth.New(auth.Config{
+		Store: c.parts.db, Logger: c.opts.Logger.With("component", "auth"),
+		AllowedHosts: c.cfg.AllowedHosts, SecureCookie: c.cfg.ProxyTLS,
+	})
+	if err != nil || c.cfg.AdminTokenFile == "" {
+		return err
+	}
+	_, err = c.parts.auth.EnsureTokenFile(ctx, c.cfg.AdminTokenFile, adminToken, auth.Admin)
+	return err
+}
+
+// startParts starts the loops; they stop in the reverse order, so that agents
+// can still answer while the last turn is written.
+func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
+	p := c.parts
+	sup.onStop("registration", func(ctx context.Context) error { return p.db.Unregister(ctx, c.state.owner) })
+	sup.run("auth", p.auth.Run)
+	sup.run("heartbeat", c.heartbeat)
+	sup.run("wake-ups", c.listen)
+	sup.run("fleet", p.fleet.Run)
+	sup.run("manager", p.manager.Run)
+	return nil
+}
+
+// heartbeat tells other controllers that this one lives.
+func (c *Controller) heartbeat(ctx context.Context) error {
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if err := c.parts.db.Heartbeat(ctx, c.state.owner); err != nil && ctx.Err() == nil {
+				c.log.Warn("tell the other controllers that this one lives", "err", err)
+			}
+		}
+	}
+}
+
+// listen takes wake-ups from other controllers: somebody changed the agents.
+func (c *Controller) listen(ctx context.Context) error {
+	n := c.parts.db.NewNotifier(wakeTopic)
+	for ctx.Err() == nil {
+		err := n.Run(ctx, func(string) { c.parts.fleet.Reload() }, c.parts.fleet.Reload)
+		if ctx.Err() != nil {
+			return nil
+		}
+		c.log.Warn("listening for wake-ups ended; trying again", "err", err)
+		select {
+		case <-time.After(maxDatabasePause):
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// openAPI puts the whole API in place of what was served during the start.
+func (c *Controller) openAPI(context.Context, *supervisor) error {
+	dashboard, err := c.dashboard()
+	if err != nil {
+		return err
+	}
+	cfg := c.handlersConfig()
+	cfg.Auth, cfg.Tasks, cfg.Hub, cfg.Fleet = c.parts.auth, c.parts.service, c.parts.manager.Hub(), c.parts.fleet
+	cfg.Web, cfg.OpenAPI, cfg.Swagger, cfg.Reference = dashboard, openapi.Document(), openapi.Swagger(), openapi.Reference()
+	cfg.Registerer = c.registry
+	handler := handlers.New(cfg)
+	c.handler.Store(&handler)
+	return nil
+}
+
+func (c *Controller) metricsHandler() http.Handler {
+	return promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+}
+
+// awaitQueue waits until the shards are held, the queue was swept once and
+// the agents are being asked.
+func (c *Controller) awaitQueue(ctx context.Context) error {
+	tick := time.NewTicker(readyPoll)
+	defer tick.Stop()
+	for {
+		unmet := c.parts.manager.Ready()
+		still := map[string]bool{}
+		for _, u := range unmet {
+			still[u.Name] = true
+			c.ready.explain(u.Name, u.Detail)
+		}
+		for _, name := range []string{"shards", "first_sweep", "reconcile"} {
+			if !still[name] {
+				c.ready.met(name)
+			}
+		}
+		if len(unmet) == 0 {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (c *Controller) awaitSelfCall(ctx context.Context) error {
+	for tries := 0; ; tries++ {
+		err := c.selfCall(ctx)
+		if err == nil {
+			c.ready.met("self_call")
+			return nil
+		}
+		c.ready.explain("self_call", sentence(err))
+		if tries == 0 {
+			c.log.Warn("the call to myself over the controller port failed; trying again until it succeeds", "err", err)
+		}
+		select {
+		case <-time.After(selfPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// openPublic lets the public port open after its delay.
+func (c *Controller) openPublic(ctx context.Context, _ *supervisor) error {
+	c.ready.enter(phaseOpening)
+	c.listener.MarkStable("joined, and a call to myself succeeded")
+	if _, err := c.listener.WaitPublic(ctx); err != nil {
+		return fmt.Errorf("open the public port: %w", err)
+	}
+	c.ready.enter(phaseServing)
+	close(c.opened)
+	c.log.Info("serving", "took", time.Since(c.began), "public", c.Endpoints().PublicURL, "controller", c.Endpoints().ControllerURL)
+	return nil
+}

@@ -1,0 +1,41 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"headgate/internal/pki"
+)
+
+// selfCallTimeout bounds one call; a healthy one takes a millisecond.
+const selfCallTimeout = 3 * time.Second
+
+// selfCall reaches the controller over its own controller port as a peer
+// would: real address, real TLS, checked against the fleet's CA. Only when
+// that works is the public port opened.
+func (c *Controller) selfCall(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, selfCallTimeout)
+	defer cancel()
+	transport := &http.Transport{TLSClientConfig: pki.Client(c.state.roots), ForceAttemptHTTP2: true, DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Endpoints().ControllerURL+"/livez", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		return fmt.Errorf("call myself: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	if err != nil {
+		return fmt.Errorf("read my own answer: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("my own /livez answered %d: %s", resp.StatusCode, body)
+	}
+	return nil
+}

@@ -1,0 +1,117 @@
+package controller
+
+import (
+	"context"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"headgate/handlers"
+	"headgate/listener"
+	"headgate/web"
+)
+
+// status gives the answer of GET /api/v1/status.
+func (c *Controller) status() handlers.Status {
+	ready, since := c.ready.report(), c.ready.entered()
+	ports := c.listener.Ports()
+	s := handlers.Status{
+		Phase: ready.Phase, Since: since, Ready: ready.Ready, Unmet: ready.Unmet,
+		StartedAt: c.began, Version: c.version(),
+		Controller: handlers.ControllerRef{ID: c.state.id.String(), Name: c.name()},
+		Ports: handlers.Ports{
+			Controller: texts(ports.Controller), Public: texts(ports.Public), PublicOpen: ports.PublicOpen,
+			State: string(ports.State), Reason: ports.Reason,
+		},
+	}
+	if !ports.OpensAt.IsZero() {
+		s.Ports.OpensAt = &ports.OpensAt
+	}
+	if c.hasJoined() {
+		for _, l := range c.parts.manager.Held() {
+			s.ShardsOwned = append(s.ShardsOwned, int(l.Shard))
+		}
+	}
+	s.Database = c.databaseStatus()
+	return s
+}
+
+// hasJoined says whether the parts are there; seeing that makes it safe to
+// read them.
+func (c *Controller) hasJoined() bool {
+	select {
+	case <-c.joined:
+		return true
+	default:
+		return false
+	}
+}
+
+func texts(addrs []netip.AddrPort) []string {
+	out := make([]string, 0, len(addrs))
+	for _, a := range addrs {
+		out = append(out, a.String())
+	}
+	return out
+}
+
+// pageStatus gives the same to the pages.
+func (c *Controller) pageStatus() web.Status {
+	ready := c.ready.report()
+	s := web.Status{
+		Name: c.name(), Version: c.opts.Version, Began: c.began, Ready: ready.Ready,
+		Since: c.ready.entered(), Phase: ready.Phase,
+	}
+	for _, p := range c.ready.phases() {
+		s.Phases = append(s.Phases, web.Phase{Name: string(p.name), Took: p.took})
+	}
+	for _, u := range ready.Unmet {
+		s.Unmet = append(s.Unmet, web.Unmet{Condition: u.Condition, Detail: u.Detail})
+	}
+	ports := c.listener.Status()
+	s.Ports = []web.Port{
+		pagePort("Controller", ports.Controller, "never limited"),
+		pagePort("Public", ports.Public, ""),
+	}
+	return s
+}
+
+func pagePort(name string, p listener.PortStatus, note string) web.Port {
+	return web.Port{Name: name, Addresses: texts(p.Addresses), Open: p.Open, Conns: p.Conns, Note: note}
+}
+
+// dashboard makes the pages of a controller that has joined.
+func (c *Controller) dashboard() (http.Handler, error) {
+	return web.New(web.Config{
+		Tasks: c.parts.service, Fleet: c.parts.fleet, Auth: c.parts.auth,
+		Status: c.pageStatus, Counters: c.parts.manager, Hub: c.parts.manager.Hub(), Version: c.opts.Version,
+		Logger: c.opts.Logger.With("component", "web"),
+	})
+}
+
+// notReadyPage is all that browsers see until then.
+func (c *Controller) notReadyPage() http.Handler {
+	return web.NotReady(c.pageStatus)
+}
+
+// databasePing is how long a page waits to learn whether the database answers.
+const databasePing = time.Second
+
+// databaseStatus asks the database when it has once been reached.
+func (c *Controller) databaseStatus() handlers.DatabaseStatus {
+	if !c.hasJoined() {
+		for _, u := range c.ready.report().Unmet {
+			if u.Condition == "database" {
+				return handlers.DatabaseStatus{Detail: &u.Detail}
+			}
+		}
+		return handlers.DatabaseStatus{Reachable: true}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), databasePing)
+	defer cancel()
+	if err := c.parts.db.Ping(ctx); err != nil {
+		detail := sentence(err)
+		return handlers.DatabaseStatus{Detail: &detail}
+	}
+	return handlers.DatabaseStatus{Reachable: true}
+}
