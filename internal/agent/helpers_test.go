@@ -72,24 +72,24 @@ type childConfig struct {
 	Limits                              agent.Limits
 }
 
-// fleet is what a controller of a test has.
-type fleet struct {
+// testFleet is what a controller of a test has.
+type testFleet struct {
 	ca         *pki.Authority
 	id         uuid.UUID
 	controller *pki.Identity
 	token      *pki.Token
 }
 
-func newFleet(t testing.TB) *fleet {
+func newFleet(t testing.TB) *testFleet {
 	t.Helper()
 	ca, err := pki.NewAuthority("test.fleet", time.Now())
 	check(t, err)
-	f := &fleet{ca: ca, token: pki.NewToken(pki.SPKI(ca.Certificate()))}
+	f := &testFleet{ca: ca, token: pki.NewToken(pki.SPKI(ca.Certificate()))}
 	f.id, f.controller = f.newController(t)
 	return f
 }
 
-func (f *fleet) newController(t testing.TB) (uuid.UUID, *pki.Identity) {
+func (f *testFleet) newController(t testing.TB) (uuid.UUID, *pki.Identity) {
 	t.Helper()
 	id := uuid.NewV4()
 	key, err := pki.NewKey()
@@ -120,7 +120,7 @@ func tokenFile(t testing.TB, token *pki.Token) string {
 type running struct {
 	config agent.Config
 	addr   string
-	fleet  *fleet
+	fleet  *testFleet
 	id     uuid.UUID       // known once paired
 	pin    pki.Fingerprint // of its key
 	stop   context.CancelFunc
@@ -133,7 +133,7 @@ func quick() agent.Limits {
 }
 
 // start runs an agent in a new folder that waits to be paired.
-func (f *fleet) start(t testing.TB, c agent.Config) *running {
+func (f *testFleet) start(t testing.TB, c agent.Config) *running {
 	t.Helper()
 	if c.DataDir == "" {
 		c.DataDir = filepath.Join(t.TempDir(), "data")
@@ -147,7 +147,7 @@ func (f *fleet) start(t testing.TB, c agent.Config) *running {
 }
 
 // paired starts an agent and pairs it.
-func (f *fleet) paired(t testing.TB, c agent.Config) *running {
+func (f *testFleet) paired(t testing.TB, c agent.Config) *running {
 	t.Helper()
 	a := f.start(t, c)
 	check(t, a.pair(t))

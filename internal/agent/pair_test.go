@@ -29,7 +29,7 @@ import (
 
 // dialler is the controller's side of one pairing, step by step.
 type dialler struct {
-	fleet      *fleet
+	fleet      *testFleet
 	controller *pki.Identity
 	id         uuid.UUID
 	token      *pki.Token
@@ -40,11 +40,11 @@ type dialler struct {
 	leaf       []byte
 }
 
-func (f *fleet) dialPairing(t testing.TB, addr string) (*dialler, error) {
+func (f *testFleet) dialPairing(t testing.TB, addr string) (*dialler, error) {
 	return f.dialPairingAs(t, addr, f.id, f.controller)
 }
 
-func (f *fleet) dialPairingAs(t testing.TB, addr string, id uuid.UUID, controller *pki.Identity) (*dialler, error) {
+func (f *testFleet) dialPairingAs(t testing.TB, addr string, id uuid.UUID, controller *pki.Identity) (*dialler, error) {
 	t.Helper()
 	conn := newClient(t, addr, credentials.NewTLS(pki.DialPairing(controller)))
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
