@@ -78,7 +78,7 @@ func (a *runner) listen(ctx context.Context) (err error) {
 	if !ok {
 		return errors.Join(fmt.Errorf("listening on %s gave no TCP port", a.config.Listen), ln.Close())
 	}
-	defer tcp.Close()
+	defer func() { _ = tcp.Close() }() // what was accepted is closed by now
 	a.address = tcp.Addr().String()
 	if !a.state.paired {
 		if err := a.pair(ctx, port{tcp}); err != nil || ctx.Err() != nil {

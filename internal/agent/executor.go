@@ -138,8 +138,10 @@ func (x *executors) Execute(ctx context.Context, t Task) (end Ending) {
 	}
 	end = x.byKind[t.Kind].Execute(ctx, t)
 	if len(end.Result) > maxResult {
-		return Ending{Outcome: failed, Reason: reasonTooLarge, Exit: end.Exit,
-			Detail: fmt.Sprintf("The result has %d bytes, at most %d are allowed.", len(end.Result), maxResult)}
+		return Ending{
+			Outcome: failed, Reason: reasonTooLarge, Exit: end.Exit,
+			Detail: fmt.Sprintf("The result has %d bytes, at most %d are allowed.", len(end.Result), maxResult),
+		}
 	}
 	return end
 }

@@ -69,8 +69,10 @@ type diskFacts struct {
 
 func (i *inventory) Execute(ctx context.Context, _ Task) Ending {
 	if !i.hanging.CompareAndSwap(false, true) {
-		return Ending{Outcome: failed, Reason: reasonCollection,
-			Detail: "An earlier inventory still hangs, most likely in a file system that does not answer."}
+		return Ending{
+			Outcome: failed, Reason: reasonCollection,
+			Detail: "An earlier inventory still hangs, most likely in a file system that does not answer.",
+		}
 	}
 	limited, stop := context.WithTimeout(ctx, inventoryTimeout)
 	defer stop()
@@ -87,8 +89,10 @@ func (i *inventory) Execute(ctx context.Context, _ Task) Ending {
 	if ctx.Err() != nil {
 		return endingOf(ctx)
 	}
-	return Ending{Outcome: failed, Reason: reasonCollection,
-		Detail: "The facts could not be collected within 8 seconds, most likely because a file system does not answer."}
+	return Ending{
+		Outcome: failed, Reason: reasonCollection,
+		Detail: "The facts could not be collected within 8 seconds, most likely because a file system does not answer.",
+	}
 }
 
 // collect gives what can be had; what cannot is named in Problems.

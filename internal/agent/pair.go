@@ -337,7 +337,8 @@ func (r *pairRun) enrol(e *agentpb.PairEnrol) ([]byte, error) {
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, "UNACCEPTABLE_CERTIFICATE "+err.Error())
 	}
-	if err := r.epochs.raise(e.GetShard(), e.GetEpoch()); err == nil {
+	err = r.epochs.raise(e.GetShard(), e.GetEpoch())
+	if err == nil {
 		err = r.state.storeFleet(leaf, bundle)
 	}
 	if err != nil {

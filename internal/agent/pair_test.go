@@ -209,6 +209,7 @@ func TestPairingLeadsToSessionsOnTheSamePort(t *testing.T) {
 	a.restart(t)
 	ping()
 	check(t, filepath.WalkDir(a.config.DataDir, func(path string, e fs.DirEntry, err error) error {
+		check(t, err)
 		info, err := e.Info()
 		check(t, err)
 		if info.Mode().Perm()&0o077 != 0 {
@@ -426,6 +427,22 @@ func TestACertificateThatDoesNotFitIsRefused(t *testing.T) {
 		d.hangUp()
 	}
 	check(t, a.pair(t))
+}
+
+func TestACertificateThatCannotBeStoredIsNotConfirmed(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	a := f.start(t, agent.Config{Limits: quick()})
+	inTheWay := filepath.Join(a.config.DataDir, "fleet", "something")
+	check(t, os.MkdirAll(inTheWay, 0o700))
+	d, err := f.dialPairing(t, a.addr)
+	check(t, err)
+	check(t, d.hello())
+	check(t, d.confirm())
+	expectStatus(t, d.enrol(), codes.Unavailable, "DISK")
+	check(t, os.RemoveAll(filepath.Dir(inTheWay)))
+	check(t, a.pair(t))
+	a.session(t, 1)
 }
 
 func TestTheWindowAndTheRunAreBounded(t *testing.T) {

@@ -55,11 +55,13 @@ func TestArgumentsAreFilledIntoTheTemplate(t *testing.T) {
 	}{
 		"defaults": {
 			map[string]any{"log": "kea"},
-			[]string{"-n", "10", "--", "/var/log/kea.log", "{braces}", "--user=nobody:false"}, "",
+			[]string{"-n", "10", "--", "/var/log/kea.log", "{braces}", "--user=nobody:false"},
+			"",
 		},
 		"all given": {
 			map[string]any{"log": "named", "lines": json.Number("100"), "extra": "abc", "who": "-x", "flag": true},
-			[]string{"-n", "100", "--", "/var/log/named.log", "abc", "{braces}", "--user=-x:true"}, "",
+			[]string{"-n", "100", "--", "/var/log/named.log", "abc", "{braces}", "--user=-x:true"},
+			"",
 		},
 		"required missing":       {map[string]any{}, nil, "log is required"},
 		"not declared":           {map[string]any{"log": "kea", "file": "/etc/shadow"}, nil, "not declared"},

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -212,7 +213,7 @@ func TestAProgramThatIgnoresTermIsKilledAfterTheGrace(t *testing.T) {
 	c := command("ignore_term", s)
 	const grace = 200 * time.Millisecond
 	c.Grace = func(cause error) time.Duration {
-		if cause != context.Canceled {
+		if !errors.Is(cause, context.Canceled) {
 			t.Errorf("cause %v", cause)
 		}
 		return grace
