@@ -86,6 +86,7 @@ func (s *server) apiRoutes() []route {
 
 		{method: "GET", pattern: "/session", perm: auth.OwnSession, handle: s.getSession},
 		{method: "POST", pattern: "/session", perm: auth.Public, handle: s.signIn, body: maxSmallBody},
+		{method: "POST", pattern: "/session/links", perm: auth.ManageTokens, handle: s.newSignInLink, body: maxSmallBody},
 		{method: "DELETE", pattern: "/session", perm: auth.OwnSession, handle: s.signOut},
 		{method: "GET", pattern: "/tokens", perm: auth.ManageTokens, handle: s.listTokens},
 		{method: "POST", pattern: "/tokens", perm: auth.ManageTokens, handle: s.newToken, body: maxSmallBody},

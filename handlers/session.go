@@ -99,6 +99,65 @@ func (s *server) writeSignedIn(w http.ResponseWriter, r *http.Request, value str
 	return s.writeJSON(w, http.StatusOK, body)
 }
 
+// SignInLinkBody is what POST /session/links takes.
+type SignInLinkBody struct {
+	User string `json:"user" example:"admin"` // who the link signs in; admin when left out
+} //	@name	SignInLinkRequest
+
+// MadeSignInLinkBody is a new sign-in link; it is shown once.
+type MadeSignInLinkBody struct {
+	Code      string    `json:"code"`
+	Path      string    `json:"path" example:"/sign-in?code=..."` // below the address of the dashboard
+	ExpiresAt time.Time `json:"expires_at"`
+} //	@name	SignInLink
+
+// defaultLinkUser is the person that `headgate up` signs in.
+const defaultLinkUser = "admin"
+
+// newSignInLink makes a one-time link for a person's browser.
+//
+//	@Summary		Make a one-time sign-in link
+//	@Description	The link signs the user in once, within ten minutes. It is spent by a click on the page that it opens, not by opening it. A user who does not exist yet is made with the role admin.
+//	@ID				newSignInLink
+//	@Tags			session
+//	@Accept			json
+//	@Produce		json
+//	@Security		BearerAuth
+//	@Security		CookieAuth
+//	@Param			body	body		SignInLinkBody	true	"for whom"
+//	@Success		201		{object}	MadeSignInLinkBody
+//	@Failure		400		{object}	Problem
+//	@Failure		401		{object}	Problem
+//	@Failure		403		{object}	Problem
+//	@Failure		413		{object}	Problem
+//	@Failure		415		{object}	Problem
+//	@Failure		421		{object}	Problem
+//	@Failure		422		{object}	Problem
+//	@Failure		503		{object}	Problem
+//	@Router			/api/v1/session/links [post]
+func (s *server) newSignInLink(w http.ResponseWriter, r *http.Request) error {
+	var body SignInLinkBody
+	if err := s.decode(r, &body); err != nil {
+		return err
+	}
+	if body.User == "" {
+		body.User = defaultLinkUser
+	}
+	ctx, cancel := writeContext(r)
+	defer cancel()
+	user, err := s.cfg.Auth.EnsureUser(ctx, body.User, auth.Admin)
+	if err != nil {
+		return err
+	}
+	code, expires, err := s.cfg.Auth.NewSignInLink(ctx, user)
+	if err != nil {
+		return err
+	}
+	return s.writeJSON(w, http.StatusCreated, MadeSignInLinkBody{
+		Code: code, Path: "/sign-in?code=" + code, ExpiresAt: expires.UTC().Truncate(time.Microsecond),
+	})
+}
+
 // signOut ends the session of the cookie.
 //
 //	@Summary	Sign out
