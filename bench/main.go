@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// totalTime is what a whole run may take.
+const totalTime = 20 * time.Minute
+
+// benchmark is one measurement; it may print several figures.
+type benchmark struct {
+	figures []string // any of them selects it with -only
+	run     func(context.Context, *bench) error
+}
+
+// table lists all benchmarks in the order in which they run.
+func table() []benchmark {
+	return []benchmark{
+		{[]string{"start_to_public_open_s"}, benchStart},
+		{[]string{"idle_submit_to_start_p50_ms", "idle_submit_to_start_p99_ms", "idle_submit_to_result_p50_ms",
+			"idle_submit_to_result_p99_ms", "idle_latency_vs_floor"}, benchLatency},
+		{[]string{"single_submits_per_s", "single_submit_vs_pgbench"}, benchSubmit},
+		{[]string{"end_to_end_tasks_per_s_100_agents", "end_to_end_tasks_per_s_1000_agents", "end_to_end_vs_raw_grpc"}, benchEndToEnd},
+		{[]string{"memory_per_agent_kib", "memory_per_agent_vs_raw_grpc"}, benchMemory},
+	}
+}
+
+// bench is what all benchmarks share.
+type bench struct {
+	report
+	headgate string // the program
+	agent    string // its neighbour
+	rounds   int
+	window   time.Duration // of steady load in one round
+	keep     bool          // leave the data folders
+	profiles string        // folder for CPU profiles; empty = none
+}
+
+func main() {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	b := &bench{report: report{out: out}}
+	bin := flags.String("bin", "../bin", "folder of headgate and headgate-agent")
+	only := flags.String("only", "", "run only the benchmarks of these figures, comma separated")
+	list := flags.Bool("list", false, "list the figures and stop")
+	flags.IntVar(&b.rounds, "rounds", 3, "alternating rounds; the median counts")
+	flags.DurationVar(&b.window, "window", 10*time.Second, "steady load in one round")
+	flags.BoolVar(&b.keep, "keep", false, "leave the data folders for a look")
+	flags.StringVar(&b.profiles, "profiles", "", "write CPU profiles of the controller into this folder (it is built anew for that)")
+	// For this program itself:
+	simulator := flags.String("simulator", "", "be the simulator with this folder")
+	agents := flags.Int("agents", 1, "with -simulator: how many agents")
+	echo := flags.String("echo-client", "", "be the client of the echo comparison with this folder")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	switch {
+	case *simulator != "":
+		return runSimulator(ctx, *simulator, *agents)
+	case *echo != "":
+		return runEchoClient(ctx, *echo)
+	case *list:
+		for _, m := range table() {
+			fmt.Fprintln(out, strings.Join(m.figures, "\n"))
+		}
+		return nil
+	}
+	chosen, err := choose(table(), *only)
+	if err != nil {
+		return err
+	}
+	if err := b.findPrograms(ctx, *bin); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, totalTime)
+	defer cancel()
+	return b.runAll(ctx, chosen)
+}
+
+// choose picks the benchmarks that give one of the named figures.
+func choose(all []benchmark, only string) ([]benchmark, error) {
+	if only == "" {
+		return all, nil
+	}
+	var chosen []benchmark
+	wanted := strings.Split(only, ",")
+	known := map[string]bool{}
+	for _, m := range all {
+		for _, f := range m.figures {
+			known[f] = true
+		}
+		if slices.ContainsFunc(m.figures, func(f string) bool { return slices.Contains(wanted, f) }) {
+			chosen = append(chosen, m)
+		}
+	}
+	for _, w := range wanted {
+		if !known[w] {
+			return nil, fmt.Errorf("there is no figure %q; -list names all", w)
+		}
+	}
+	return chosen, nil
+}
+
+// findPrograms makes sure that both programs are there.
+func (b *bench) findPrograms(ctx context.Context, bin string) error {
+	dir, err := filepath.Abs(bin)
+	if err != nil {
+		return err
+	}
+	b.headgate, b.agent = filepath.Join(dir, "headgate"), filepath.Join(dir, "headgate-agent")
+	for _, p := range []string{b.headgate, b.agent} {
+		if _, err := os.Stat(p); err != nil {
+			return fmt.Errorf("the program %s is missing; run `make build` in the project's folder, or `make bench`, which does it", p)
+		}
+	}
+	if b.profiles == "" {
+		return nil
+	}
+	return b.buildProfiled(ctx)
+}
+
+// runAll runs the benchmarks; one that fails does not keep the others from
+// being run.
+func (b *bench) runAll(ctx context.Context, chosen []benchmark) error {
+	b.describe()
+	var errs []error
+	for _, m := range chosen {
+		began := time.Now()
+		if err := m.run(ctx, b); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", m.figures[0], err))
+			b.note("%s FAILED: %v", m.figures[0], err)
+		}
+		b.note("(%s took %.0f s)", m.figures[0], time.Since(began).Seconds())
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// newDir makes a folder that the unprivileged user of PostgreSQL can reach.
+func (b *bench) newDir() (string, error) {
+	dir, err := os.MkdirTemp("", "headgate-bench-")
+	if err != nil {
+		return "", err
+	}
+	return dir, os.Chmod(dir, 0o755)
+}
+
+func (b *bench) removeDir(dir string) error {
+	if b.keep {
+		b.note("data left in %s", dir)
+		return nil
+	}
+	return os.RemoveAll(dir)
+}
