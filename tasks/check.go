@@ -18,7 +18,10 @@ const maxFaults = 20
 // are good. Pointers begin with prefix and the index when prefix is set.
 func (s *Service) check(subs []Submission, actor, prefix string) ([]submission, error) {
 	list := make([]submission, len(subs))
-	agents := map[string]Agent{}
+	var agents map[string]Agent // those of a batch are looked up once
+	if len(subs) > 1 {
+		agents = map[string]Agent{}
+	}
 	now := time.Now().UTC()
 	var bad *fault.Error
 	wrong, fields := 0, 0
@@ -103,7 +106,9 @@ func (s *Service) lookup(ref string, agents map[string]Agent) (Agent, error) {
 		return Agent{}, err
 	}
 	s.m.place(a.Num, a.Shard())
-	agents[ref] = a
+	if agents != nil {
+		agents[ref] = a
+	}
 	return a, nil
 }
 

@@ -52,9 +52,17 @@ func (l *loop) commitOps(ctx context.Context, p *plan, ops []*op) error {
 	return l.commitOps(ctx, p, ops[half:])
 }
 
-// turnOf fills a Turn with ops.
+// turnOf fills a Turn with ops. Its lists are used again for the next turn;
+// stores keep none of them.
 func (l *loop) turnOf(ops []*op) *Turn {
-	t := &Turn{Owner: l.m.cfg.Owner.ID}
+	t := &l.buffer
+	clear(t.Inserts)
+	clear(t.Finishes)
+	clear(t.Output)
+	*t = Turn{
+		Owner: l.m.cfg.Owner.ID, Leases: t.Leases[:0], Inserts: t.Inserts[:0], Due: t.Due[:0], Output: t.Output[:0],
+		Finishes: t.Finishes[:0], Requeues: t.Requeues[:0], Claims: t.Claims[:0], Cancels: t.Cancels[:0],
+	}
 	var seen [NumShards]bool
 	for _, o := range ops {
 		if s := o.a.shard; !seen[s] {

@@ -95,8 +95,10 @@ func (k *keeper) renew(ctx context.Context) error {
 		}
 	}
 	k.mu.Unlock()
+	if len(gone) > 0 {
+		k.m.log.Warn("shards lost to another controller", "shards", gone)
+	}
 	for _, s := range gone {
-		k.m.log.Warn("shard lost to another controller", "shard", int(s))
 		k.m.loopOf(s).post(shardLost{s})
 	}
 	for _, l := range k.m.loops {
@@ -175,6 +177,13 @@ func (k *keeper) unmet() (Condition, bool) {
 		return Condition{"shards", fmt.Sprintf("%d of %d shards are loaded.", ready, held)}, true
 	}
 	return Condition{}, false
+}
+
+// Held gives the shards that this controller holds now, in order.
+func (m *Manager) Held() []Lease {
+	held := m.keeper.leases()
+	slices.SortFunc(held, func(a, b Lease) int { return int(a.Shard) - int(b.Shard) })
+	return held
 }
 
 // release gives everything back, so that others need not wait for expiry.

@@ -48,6 +48,7 @@ type loop struct {
 	out      effects
 	backoff  time.Duration
 	plan     plan
+	buffer   Turn // the turn under way; its lists are used again
 }
 
 // held is a shard that this loop owns.

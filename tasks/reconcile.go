@@ -26,11 +26,14 @@ func (e sessionUp) apply(l *loop) {
 	for _, f := range a.flights {
 		f.cancelSent, f.haunts = false, false
 	}
-	if e.s.LedgerNew {
+	if e.s.LedgerNew && !e.s.LedgerApproved {
 		l.otherLedger(a)
 		return
 	}
 	a.foreign = false
+	if e.s.LedgerNew {
+		l.interruptAll(a)
+	}
 	l.reconcile(a, &e.s)
 	a.reconciled = true
 	a.freeSince = l.now
@@ -60,15 +63,20 @@ func (l *loop) otherLedger(a *agent) {
 // approve goes on after an operator's decision: what the agent had in hand
 // counts as interrupted, and a new session says what it has now.
 func (l *loop) approve(a *agent) {
-	for _, f := range slices.Clone(a.flights) {
-		if !f.ghost && !f.finishing {
-			l.interrupted(a, f, ReasonLedgerChanged)
-		}
-	}
+	l.interruptAll(a)
 	a.foreign, a.reconciled = false, false
 	if a.session {
 		num := a.num
 		l.out.after(func() { l.m.cfg.Runner.Reconnect(num, "an operator has approved it") })
+	}
+}
+
+// interruptAll settles what was under way when the ledger was replaced.
+func (l *loop) interruptAll(a *agent) {
+	for _, f := range slices.Clone(a.flights) {
+		if !f.ghost && !f.finishing {
+			l.interrupted(a, f, ReasonLedgerChanged)
+		}
 	}
 }
 

@@ -90,12 +90,20 @@ func (a Assignment) Ref() Ref { return Ref{ID: a.ID, Attempt: a.Attempt} }
 
 // Session is what an agent says of itself when a session begins.
 type Session struct {
-	Agent       AgentNum
-	LedgerID    uuid.UUID
-	LedgerNew   bool // differs from the one on record (the fleet records it with the approval); false while none is on record
-	Running     *Ref
-	Finished    []Final
-	Interrupted []Ref
+	Agent    AgentNum
+	LedgerID uuid.UUID
+	// LedgerNew says that the ledger differs from the one on record; false
+	// while none is on record. It stays true, also after an approval, until
+	// the first Execute of the session says that all earlier tasks are
+	// settled; only then is the new ledger recorded. Recording it earlier
+	// would let a crash in between hide that the agent cannot know them.
+	LedgerNew bool
+	// LedgerApproved says that an operator has approved this very ledger:
+	// what was under way is settled as interrupted (ledger_changed).
+	LedgerApproved bool
+	Running        *Ref
+	Finished       []Final
+	Interrupted    []Ref
 }
 
 // Final is the agent's last word about a task.

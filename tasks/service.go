@@ -110,10 +110,13 @@ func (s *Service) tasks(list []submission) []Task {
 		}
 		if !x.startedAt.IsZero() {
 			t.State, t.Attempt, t.StartedAt = StateWaiting, 1, x.startedAt
+			t.Waiting = &Waiting{
+				Cause: CauseStarting, Since: x.startedAt, Sentence: "It was handed to the agent a moment ago.",
+				NextStep: "Nothing is to be done; if the agent never got it, it goes back to its place.",
+			}
+		} else if len(list) == 1 {
+			t.Waiting = s.m.Explain(t)
 		}
-	}
-	if len(out) == 1 {
-		out[0].Waiting = s.m.Explain(&out[0])
 	}
 	return out
 }

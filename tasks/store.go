@@ -132,7 +132,8 @@ type Lease struct {
 // Turn is one pass of a write loop. All parts are optional; the order inside a
 // part is kept.
 //
-// A turn touches a task at most once, save that output and a finish of the
+// The caller uses the lists again after the call: a Store keeps no part of a
+// turn. A turn touches a task at most once, save that output and a finish of the
 // same task may ride together.
 type Turn struct {
 	Owner    uuid.UUID

@@ -41,7 +41,8 @@ type simAgent struct {
 	ledger  map[tasks.ID]*entry
 	running *entry
 	starts  []tasks.Ref // in order, over all its life
-	broken  bool        // restarts lost what it was told to forget
+	broken  bool        // its ledger is not the one on record
+	blessed bool        // an operator has approved this ledger
 }
 
 // ScriptedRunner is tasks.Runner with agents that do what a script says. It
@@ -58,6 +59,15 @@ type ScriptedRunner struct {
 	acks       []int
 	owns       int
 	quarantine []tasks.AgentNum
+
+	// Trace, when set before the start, is told what happens at the agents.
+	Trace func(format string, args ...any)
+}
+
+func (r *ScriptedRunner) trace(format string, args ...any) {
+	if r.Trace != nil {
+		r.Trace(format, args...)
+	}
 }
 
 // NewScriptedRunner makes a runner whose agents connect as soon as their shard
@@ -204,7 +214,7 @@ func (r *ScriptedRunner) Connect(agent tasks.AgentNum) {
 	}
 	a.epoch = lease.Epoch
 	a.session++
-	s := tasks.Session{Agent: agent, LedgerID: a.info.LedgerID, LedgerNew: a.broken}
+	s := tasks.Session{Agent: agent, LedgerID: a.info.LedgerID, LedgerNew: a.broken, LedgerApproved: a.blessed}
 	if a.running != nil {
 		ref := a.running.ref
 		s.Running = &ref
@@ -217,6 +227,7 @@ func (r *ScriptedRunner) Connect(agent tasks.AgentNum) {
 			s.Interrupted = append(s.Interrupted, e.ref)
 		}
 	}
+	r.trace("agent %d up: %+v, running %+v", agent, s, s.Running)
 	r.sessions.SessionUp(s)
 }
 
@@ -229,6 +240,7 @@ func (r *ScriptedRunner) Disconnect(agent tasks.AgentNum, why string) {
 		return
 	}
 	a.session++
+	r.trace("agent %d down: %s", agent, why)
 	r.sessions.SessionDown(agent, why)
 }
 
@@ -250,14 +262,22 @@ func (r *ScriptedRunner) LoseLedger(agent tasks.AgentNum) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.agents[agent]
-	a.ledger, a.broken, a.info.LedgerID = map[tasks.ID]*entry{}, true, uuid.NewV4()
+	r.trace("agent %d loses its ledger", agent)
+	a.ledger, a.broken, a.blessed, a.info.LedgerID = map[tasks.ID]*entry{}, true, false, uuid.NewV4()
 }
 
-// Approve is the operator's decision about a quarantined agent.
+// Approve is the operator's decision about a quarantined agent; it does
+// nothing to another one.
 func (r *ScriptedRunner) Approve(agent tasks.AgentNum) {
 	r.mu.Lock()
-	r.agents[agent].broken = false
+	a := r.agents[agent]
+	quarantined := a.info.Quarantined
+	a.blessed = a.blessed || quarantined
 	r.mu.Unlock()
+	if !quarantined {
+		return
+	}
+	r.trace("agent %d is approved", agent)
 	r.Change(agent, func(a *tasks.Agent) { a.Quarantined, a.Why = false, "" })
 }
 
@@ -288,6 +308,7 @@ func (r *ScriptedRunner) Execute(x tasks.Assignment) {
 	if a.session%2 == 0 || x.Epoch < a.epoch {
 		return
 	}
+	a.broken = false // all earlier tasks are settled: the new ledger is recorded
 	for _, id := range x.Forget {
 		a.forget(id)
 	}
@@ -302,6 +323,7 @@ func (r *ScriptedRunner) Execute(x tasks.Assignment) {
 		return
 	}
 	ans := a.script(x)
+	r.trace("agent %d is given %d attempt %d epoch %d (%s) and does %+v", x.Agent, x.ID, x.Attempt, x.Epoch, x.Delivery, ans)
 	if ans.Refuse != nil {
 		refusal := *ans.Refuse
 		refusal.Ref = x.Ref()
