@@ -30,10 +30,11 @@ type ProblemField struct {
 	Detail  string `json:"detail"`
 } //	@name	ProblemField
 
-// Codes with an HTTP status of their own, which no fault.Kind stands for.
+// Codes that are answered in their own way, which no fault.Kind stands for.
 const (
-	codeMethod = "method_not_allowed"
-	codeRange  = "range_not_satisfiable"
+	codeMethod     = "method_not_allowed"
+	codeRange      = "range_not_satisfiable"
+	codeInProgress = "key_in_progress" // of package tasks: soon it is known
 )
 
 // statusClientGone is what the log and the metrics say when the client left
@@ -124,8 +125,10 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case http.StatusUnauthorized:
 		h.Set("WWW-Authenticate", `Bearer realm="headgate"`)
 	case http.StatusServiceUnavailable, http.StatusTooManyRequests:
-		if h.Get("Retry-After") == "" {
-			h.Set("Retry-After", strconv.Itoa(defaultRetryAfter))
+		h.Set("Retry-After", strconv.Itoa(defaultRetryAfter))
+	case http.StatusConflict:
+		if f.Code == codeInProgress {
+			h.Set("Retry-After", "1")
 		}
 	}
 	s.writeProblem(w, r, status, f)

@@ -200,10 +200,14 @@ func (s *server) admit(rt route, w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if rt.usesTasks && s.cfg.Tasks == nil {
-		return fault.New(fault.Unavailable, "not_ready", "The controller is starting and does not serve this yet.").
-			WithHint("Look at /readyz for the condition that is not met.")
+		return errNotReady()
 	}
 	return nil
+}
+
+func errNotReady() error {
+	return fault.New(fault.Unavailable, "not_ready", "The controller is starting and does not serve this yet.").
+		WithHint("Look at /readyz for the condition that is not met.")
 }
 
 // notFound answers for paths that no route has.

@@ -49,6 +49,12 @@ type rig struct {
 	cookies map[auth.Role]string
 }
 
+// sharedPages are built once: they are the same for every rig.
+var sharedPages = sync.OnceValue(func() (p struct{ document, swagger, reference http.Handler }) {
+	p.document, p.swagger, p.reference = openapi.Document(), openapi.Swagger(), openapi.Reference()
+	return p
+})
+
 // names are the agents of every rig; two share a name.
 func names() []string { return []string{"alpha", "beta", "gamma", "twin", "twin"} }
 
@@ -71,7 +77,7 @@ func newRig(t testing.TB, change ...func(*handlers.Config)) *rig {
 		Listener: func() listener.Status { return listener.Status{State: listener.StateOpen, Since: time.Now()} },
 		Version:  handlers.Version{Version: "test", Commit: "none", Go: "go1.27"},
 		Metrics:  promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), Registerer: reg,
-		OpenAPI: openapi.Document(), Swagger: openapi.Swagger(), Reference: openapi.Reference(),
+		OpenAPI: sharedPages().document, Swagger: sharedPages().swagger, Reference: sharedPages().reference,
 		Web:              http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "dashboard") }),
 		OnControllerPort: func(*http.Request) bool { return !r.public.Load() },
 		Draining:         r.drain,
@@ -121,11 +127,12 @@ func (r *rig) startQueue(t testing.TB) {
 		t.Fatal(err)
 	}
 	r.agents = &agents{
-		Fleet: r.fleet, gate: make(chan struct{}), work: make(chan tasks.Assignment, 100_000),
+		Fleet: r.fleet, gate: make(chan struct{}), work: make(chan tasks.Assignment, 1000),
 		up: make(chan tasks.AgentNum, 100), shards: shards, owned: map[tasks.Shard]int64{},
 	}
 	close(r.agents.gate)
-	r.manager = tasks.NewManager(tasks.Config{Store: store, Runner: r.agents, Owner: tasks.Owner{ID: uuid.NewV4(), Name: "test"}})
+	r.manager = tasks.NewManager(tasks.Config{Store: store, Runner: r.agents, Owner: tasks.Owner{ID: uuid.NewV4(), Name: "test"},
+		Limits: tasks.Limits{AgentDepth: 10_000_000, TotalDepth: 10_000_000}})
 	r.agents.manager = r.manager
 	r.service = tasks.NewService(tasks.ServiceConfig{Manager: r.manager, Kinds: kinds.Default()})
 	r.fleet.Attach(r.manager)

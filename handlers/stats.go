@@ -75,6 +75,9 @@ type MinuteBody struct {
 //	@Failure	503		{object}	Problem
 //	@Router		/api/v1/stats [get]
 func (s *server) stats(w http.ResponseWriter, r *http.Request) error {
+	if s.cfg.Manager == nil {
+		return errNotReady()
+	}
 	now := time.Now()
 	since, err := instant(r.URL.Query(), "since", now)
 	if err != nil {

@@ -68,13 +68,13 @@ func (s *Service) Require(perm Permission, refuse Refuse) func(http.Handler) htt
 	}
 }
 
-// hostAllowed accepts loopback names, the configured names, and the very
-// address that the connection came in at: a foreign name that points here
-// (DNS rebinding) is none of them.
+// hostAllowed accepts loopback names, names of controllers, the configured
+// names, and the very address that the connection came in at: a foreign name
+// that points here (DNS rebinding) is none of them.
 func (s *Service) hostAllowed(r *http.Request) bool {
 	host := hostname(r.Host)
-	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
-		return true
+	if host == "localhost" || strings.HasSuffix(host, ".localhost") || strings.HasSuffix(host, controllerSuffix) {
+		return true // no public name server can give these out
 	}
 	if ip, err := netip.ParseAddr(host); err == nil {
 		if ip.Unmap().IsLoopback() || ip.Unmap() == localIP(r.Context()) {

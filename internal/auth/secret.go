@@ -26,7 +26,8 @@ func newTokenSecret() string {
 	var raw [tokenRandom]byte
 	rand.Read(raw[:]) // never fails: the runtime ends the program instead
 	body := encode62(raw[:], tokenBody)
-	return tokenPrefix + body + checksum62(body)
+	sum := checksum62(body)
+	return tokenPrefix + body + string(sum[:])
 }
 
 // wellFormed says whether text has the form of a token with a right checksum.
@@ -35,17 +36,17 @@ func wellFormed(text string) bool {
 		return false
 	}
 	body := text[len(tokenPrefix) : len(tokenPrefix)+tokenBody]
-	return checksum62(body) == text[len(tokenPrefix)+tokenBody:]
+	sum := checksum62(body)
+	return string(sum[:]) == text[len(tokenPrefix)+tokenBody:]
 }
 
-func checksum62(body string) string {
+func checksum62(body string) (out [tokenChecksum]byte) {
 	sum := crc32.ChecksumIEEE([]byte(body))
-	var out [tokenChecksum]byte
 	for i := tokenChecksum - 1; i >= 0; i-- {
 		out[i] = base62[sum%62]
 		sum /= 62
 	}
-	return string(out[:])
+	return out
 }
 
 // encode62 writes a big-endian number in base 62 with leading zeros.
