@@ -2,7 +2,6 @@ package fleet_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -46,6 +45,17 @@ func newHarness(t testing.TB, limits fleet.Limits, edit func(*fleet.Config)) *ha
 	}
 	t.Cleanup(func() { _ = dir.Close() })
 	h := &harness{t: t, store: fleettest.NewStore(), queue: fleettest.NewQueue(), dir: dir, more: make(chan struct{})}
+	// The CA is older than the certificates that some tests need expired.
+	authority, err := pki.NewAuthority("test", time.Now().Add(-60*24*time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := authority.SaveKey(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.store.InsertCA(context.Background(), fleet.CA{ID: uuid.NewV4(), Fleet: "test", CertPEM: string(authority.PEM()), State: "active"}); err != nil {
+		t.Fatal(err)
+	}
 	cfg := fleet.Config{
 		Store: h.store, Dir: dir, ControllerID: uuid.NewV4(), FleetName: "test", Version: "test",
 		Limits: limits, AllowLoopback: true, Publish: h.publish,
@@ -138,13 +148,34 @@ func (h *harness) countEvents(match func(fleet.Event) bool) int {
 	return n
 }
 
-// trouble waits until the agent is unreachable for a cause.
+// trouble waits until the agent is unreachable for a cause. It looks at the
+// agent itself: another cause is no change of health, and so no event.
 func (h *harness) trouble(id uuid.UUID, cause string) fleet.View {
 	h.t.Helper()
-	e := h.event(fmt.Sprintf("agent %s with cause %s", id, cause), func(e fleet.Event) bool {
-		return e.View.ID == id && e.View.Live.Health == fleet.HealthUnreachable && e.View.Live.Cause == cause
-	})
-	return e.View
+	deadline := time.After(30 * time.Second)
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for {
+		v, err := h.Get(id)
+		if err == nil && v.Live.Health == fleet.HealthUnreachable && v.Live.Cause == cause {
+			return v
+		}
+		h.mu.Lock()
+		i := slices.IndexFunc(h.events, func(e fleet.Event) bool {
+			return e.View.ID == id && e.View.Live.Health == fleet.HealthUnreachable && e.View.Live.Cause == cause
+		})
+		if i >= 0 {
+			e := h.events[i]
+			h.mu.Unlock()
+			return e.View
+		}
+		h.mu.Unlock()
+		select {
+		case <-look.C:
+		case <-deadline:
+			h.t.Fatalf("agent %s is never unreachable because of %s; now %+v, %v", id, cause, v.Live, err)
+		}
+	}
 }
 
 // agent makes an agent of the fleet, starts it and stores its row.

@@ -240,15 +240,16 @@ func TestOddAnswersArePassedOnForTheQueueToJudge(t *testing.T) {
 func TestASilentAgentIsNoticed(t *testing.T) {
 	t.Parallel()
 	limits := quick()
-	limits.Pulse, limits.SilentAfter = 500*time.Millisecond, 1500*time.Millisecond
+	limits.Pulse, limits.SilentAfter = 500*time.Millisecond, 4*time.Second
 	h := newHarness(t, limits, nil)
 	_, row := h.agent("mute", func(a *fleettest.Agent) { a.Serve = fleettest.Silence })
 	_, quiet := h.agent("quiet", nil) // idle, but answers when asked
 	h.run()
 	h.up(row.Num, 1)
+	h.up(quiet.Num, 1)
 	began := time.Now()
 	h.trouble(row.ID, fleet.CauseSilent)
-	if d := time.Since(began); d > 5*time.Second {
+	if d := time.Since(began); d < 3*time.Second || d > 12*time.Second {
 		t.Errorf("noticed after %s", d)
 	}
 	if n := len(h.queue.Calls(fleettest.Is("down", quiet.Num))); n != 0 {
@@ -268,7 +269,7 @@ func TestAnAgentThatDoesNotReadBlocksNobody(t *testing.T) {
 	h.up(deaf.Num, 1)
 	h.up(good.Num, 1)
 	big := `"` + strings.Repeat("x", 900<<10) + `"`
-	for i := range tasks.ID(100) { // far more than any window or buffer holds
+	for i := range tasks.ID(300) { // far more than any window or buffer holds
 		began := time.Now()
 		h.give(deaf.Num, i+1, big)
 		if d := time.Since(began); d > 2*time.Second {
@@ -286,7 +287,9 @@ func TestAnAgentThatDoesNotReadBlocksNobody(t *testing.T) {
 func TestHungAgentsDelayNobody(t *testing.T) {
 	t.Parallel()
 	limits := quick()
-	limits.Dials, limits.SlowAfter = 4, 50*time.Millisecond
+	// Without the gate's care for slow dials the last good agent would wait for
+	// up to 50/4 times 8 s, far longer than this test does.
+	limits.Dials, limits.SlowAfter, limits.ConnectTimeout = 4, 50*time.Millisecond, 8*time.Second
 	h := newHarness(t, limits, nil)
 	var hung, good []fleet.Agent
 	for i := range 50 {
@@ -301,13 +304,9 @@ func TestHungAgentsDelayNobody(t *testing.T) {
 		_, row := h.agent(fmt.Sprint("good", i), nil)
 		good = append(good, row)
 	}
-	began := time.Now()
 	h.run()
 	for _, row := range good {
 		h.up(row.Num, 1)
-	}
-	if d := time.Since(began); d > 10*time.Second {
-		t.Errorf("the good agents were up after %s", d)
 	}
 	for _, row := range good {
 		h.give(row.Num, 1, "1")
