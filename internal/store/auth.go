@@ -58,8 +58,10 @@ type tokenRow struct {
 
 func (r tokenRow) token() (auth.Token, error) {
 	h, err := hash32(r.Hash)
-	return auth.Token{ID: uuid.UUID(r.ID), Name: r.Name, Role: auth.Role(r.Role), Hash: h, CreatedAt: r.CreatedAt.UTC(), CreatedBy: r.CreatedBy,
-		ExpiresAt: instant(r.ExpiresAt), LastUsedAt: instant(r.UsedAt), RevokedAt: instant(r.RevokedAt)}, err
+	return auth.Token{
+		ID: uuid.UUID(r.ID), Name: r.Name, Role: auth.Role(r.Role), Hash: h, CreatedAt: r.CreatedAt.UTC(), CreatedBy: r.CreatedBy,
+		ExpiresAt: instant(r.ExpiresAt), LastUsedAt: instant(r.UsedAt), RevokedAt: instant(r.RevokedAt),
+	}, err
 }
 
 const sqlTokenInsert = `

@@ -81,8 +81,10 @@ func (d *DB) Controllers(ctx context.Context) ([]Controller, error) {
 	}
 	var out []Controller
 	for _, r := range rows {
-		out = append(out, Controller{ID: uuid.UUID(r.ID), Name: r.Name, Addr: r.Addr, Version: r.Version,
-			StartedAt: r.StartedAt.UTC(), SeenAt: r.SeenAt.UTC()})
+		out = append(out, Controller{
+			ID: uuid.UUID(r.ID), Name: r.Name, Addr: r.Addr, Version: r.Version,
+			StartedAt: r.StartedAt.UTC(), SeenAt: r.SeenAt.UTC(),
+		})
 	}
 	return out, nil
 }

@@ -48,6 +48,12 @@ const (
 	// idleInTransaction ends a page's transaction that somebody forgot, before
 	// its snapshot holds up the clean-up of the queue.
 	idleInTransaction = 10 * time.Second
+	// migrationTimeout bounds one statement of a migration, which may build an
+	// index over all tasks; two connections serve it and its lock.
+	migrationTimeout = 30 * time.Minute
+	migrationConns   = 2
+	migrationIdle    = time.Minute
+
 	// connLifetime spreads connections again after a failover.
 	connLifetime = 30 * time.Minute
 )
@@ -106,6 +112,7 @@ type DB struct {
 	loops   *sqlx.DB // write loops, refills, leases: plans pinned
 	general *sqlx.DB
 	pages   *sqlx.DB // read-only
+	admin   *sqlx.DB // migrations; opens nothing until it is used
 	metrics *metrics
 	turns   turnStatements
 	parts   partitions
@@ -161,6 +168,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 		{&d.loops, c.LoopConns, c.StatementTimeout, loopSettings()},
 		{&d.general, c.GeneralConns, c.StatementTimeout, general},
 		{&d.pages, c.PageConns, c.PageTimeout, pages},
+		{&d.admin, migrationConns, migrationTimeout, map[string]string{"application_name": "headgate migrations"}},
 	} {
 		pool, err := d.pool(base, p.conns, p.limit, p.settings)
 		if err != nil {
@@ -168,6 +176,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 		}
 		*p.pool = pool
 	}
+	d.admin.SetConnMaxIdleTime(migrationIdle)
 	d.metrics.watchPools(c.Metrics, d)
 	if err := d.Ping(ctx); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -206,8 +215,9 @@ func (d *DB) pool(base pq.Config, conns int, limit time.Duration, settings map[s
 // Close ends all connections. Running calls fail. A connection that was broken
 // already is no error.
 func (d *DB) Close() error {
+	d.turns.close()
 	var errs []error
-	for _, p := range []*sqlx.DB{d.loops, d.general, d.pages} {
+	for _, p := range []*sqlx.DB{d.loops, d.general, d.pages, d.admin} {
 		if p == nil {
 			continue
 		}
@@ -233,9 +243,9 @@ func (d *DB) Ping(ctx context.Context) error {
 
 const sqlInRecovery = `SELECT pg_is_in_recovery()`
 
-// SQL gives the general pool to the migrations, which work before anything
-// else may.
-func (d *DB) SQL() *sql.DB { return d.general.DB }
+// SQL gives the migrations a pool of their own, on which a statement may take
+// as long as a large index needs.
+func (d *DB) SQL() *sql.DB { return d.admin.DB }
 
 const sqlDurability = `
 SELECT name, setting FROM pg_settings

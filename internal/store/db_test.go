@@ -41,7 +41,8 @@ func TestPoolsHaveTheirSettings(t *testing.T) {
 	d := open(t)
 	show := func(pool interface {
 		GetContext(context.Context, any, string, ...any) error
-	}, name string) string {
+	}, name string,
+	) string {
 		var v string
 		if err := pool.GetContext(t.Context(), &v, "SELECT current_setting($1)", name); err != nil {
 			t.Fatal(err)

@@ -44,7 +44,7 @@ type deadlineConn struct {
 
 // Read implements net.Conn.
 func (c *deadlineConn) Read(p []byte) (int, error) {
-	if err := c.Conn.SetReadDeadline(time.Now().Add(c.limit)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(c.limit)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Read(p)
@@ -52,7 +52,7 @@ func (c *deadlineConn) Read(p []byte) (int, error) {
 
 // Write implements net.Conn.
 func (c *deadlineConn) Write(p []byte) (int, error) {
-	if err := c.Conn.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
+	if err := c.SetWriteDeadline(time.Now().Add(c.limit)); err != nil {
 		return 0, err
 	}
 	return c.Conn.Write(p)

@@ -20,8 +20,10 @@ type leaseRow struct {
 func leases(rows []leaseRow) []tasks.Lease {
 	var out []tasks.Lease
 	for _, r := range rows {
-		out = append(out, tasks.Lease{Shard: tasks.Shard(r.Shard), Epoch: r.Epoch,
-			Owner: uuid.UUID(r.Owner), Addr: r.Addr, Until: r.Until.UTC()})
+		out = append(out, tasks.Lease{
+			Shard: tasks.Shard(r.Shard), Epoch: r.Epoch,
+			Owner: uuid.UUID(r.Owner), Addr: r.Addr, Until: r.Until.UTC(),
+		})
 	}
 	return out
 }

@@ -126,14 +126,18 @@ func (r *rig) epoch(a fleet.Agent) int64 {
 // insert makes an Insert for an agent.
 func (r *rig) insert(a fleet.Agent, started bool) tasks.Insert {
 	now := time.Now()
-	return tasks.Insert{ID: r.id(), Agent: a.Num, Epoch: r.epoch(a), Kind: "core.echo", Args: `{"text":"hello"}`,
+	return tasks.Insert{
+		ID: r.id(), Agent: a.Num, Epoch: r.epoch(a), Kind: "core.echo", Args: `{"text":"hello"}`,
 		Delivery: kinds.DeliveryOnce, Priority: 5, Timeout: time.Minute, CreatedAt: now, ExpiresAt: now.Add(time.Hour),
-		Actor: "token:test", Started: started}
+		Actor: "token:test", Started: started,
+	}
 }
 
 func (r *rig) finish(i tasks.Insert, attempt int) tasks.Finish {
-	f := tasks.Finish{Agent: i.Agent, Priority: i.Priority, Ref: tasks.Ref{ID: i.ID, Attempt: attempt}, Epoch: i.Epoch,
-		Ending: tasks.Ending{Outcome: tasks.Succeeded, Result: json.RawMessage(`{"ok":true}`)}}
+	f := tasks.Finish{
+		Agent: i.Agent, Priority: i.Priority, Ref: tasks.Ref{ID: i.ID, Attempt: attempt}, Epoch: i.Epoch,
+		Ending: tasks.Ending{Outcome: tasks.Succeeded, Result: json.RawMessage(`{"ok":true}`)},
+	}
 	if attempt == 0 {
 		f.Epoch = 0
 	}

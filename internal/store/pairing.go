@@ -133,8 +133,10 @@ func (d *DB) Pairings(ctx context.Context, limit int) ([]fleet.Pairing, error) {
 	}
 	var out []fleet.Pairing
 	for _, r := range rows {
-		p := fleet.Pairing{ID: uuid.UUID(r.ID), Address: r.Address, AgentID: uuid.UUID(r.AgentID), Actor: r.Actor,
-			StartedAt: r.StartedAt.UTC(), State: r.State, Detail: r.Detail}
+		p := fleet.Pairing{
+			ID: uuid.UUID(r.ID), Address: r.Address, AgentID: uuid.UUID(r.AgentID), Actor: r.Actor,
+			StartedAt: r.StartedAt.UTC(), State: r.State, Detail: r.Detail,
+		}
 		copy(p.TokenID[:], r.TokenID)
 		out = append(out, p)
 	}

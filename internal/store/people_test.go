@@ -21,9 +21,11 @@ func wantCode(t *testing.T, err error, kind fault.Kind, code string) {
 }
 
 func newAgent(name string) fleet.Agent {
-	a := fleet.Agent{ID: uuid.New(), Name: name, Addresses: []string{"10.0.0.1:7442"}, Labels: map[string]string{"site": "a"},
+	a := fleet.Agent{
+		ID: uuid.New(), Name: name, Addresses: []string{"10.0.0.1:7442"}, Labels: map[string]string{"site": "a"},
 		CertSerial: "01", CertExpires: time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC), Hostname: "h\x00", OS: "linux",
-		PairedAt: time.Now().UTC().Truncate(time.Microsecond), PairedBy: "user:admin"}
+		PairedAt: time.Now().UTC().Truncate(time.Microsecond), PairedBy: "user:admin",
+	}
 	copy(a.SPKI[:], a.ID[:])
 	return a
 }
@@ -150,8 +152,10 @@ func TestPairingsAndAuthority(t *testing.T) {
 	if ca, err := d.ActiveCA(ctx); err != nil || ca == nil || ca.ID != first.ID {
 		t.Errorf("active CA: %v, %v", ca, err)
 	}
-	p := fleet.Pairing{ID: uuid.New(), Address: "10.0.0.1:7442", TokenID: [8]byte{1}, Actor: "user:a",
-		StartedAt: time.Now().UTC().Truncate(time.Microsecond), State: "running"}
+	p := fleet.Pairing{
+		ID: uuid.New(), Address: "10.0.0.1:7442", TokenID: [8]byte{1}, Actor: "user:a",
+		StartedAt: time.Now().UTC().Truncate(time.Microsecond), State: "running",
+	}
 	if err := d.RecordPairing(ctx, p); err != nil {
 		t.Fatal(err)
 	}

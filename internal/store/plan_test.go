@@ -57,11 +57,11 @@ func explain(t *testing.T, r *rig, turn *tasks.Turn) planNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // nothing is to be kept
+	defer tx.Rollback()
 	if _, err := tx.Exec("PREPARE turn AS " + args.shape.sql()); err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Exec("DEALLOCATE turn") //nolint:errcheck // the connection may be reused
+	defer tx.Exec("DEALLOCATE turn")
 	var text string
 	if err := tx.Get(&text, "EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE turn ("+strings.Join(literals, ", ")+")"); err != nil {
 		t.Fatal(err)
@@ -88,13 +88,13 @@ func TestTurnTouchesAFewRowsWhateverTheStatistics(t *testing.T) {
 			`INSERT INTO agent_queue (task_id, expires_at, agent_num, priority)
 			 SELECT 1000000 + g, now() + interval '1 day', 1 + g % 50, 5 FROM generate_series(1, $1::int) g ON CONFLICT DO NOTHING`,
 		} {
-			if _, err := r.general.Exec(q, n); err != nil {
+			if _, err := r.admin.Exec(q, n); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	sql := func(q string) {
-		if _, err := r.general.Exec(q); err != nil {
+		if _, err := r.admin.Exec(q); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -25,9 +25,11 @@ type queuedRow struct {
 }
 
 func (r queuedRow) queued() tasks.Queued {
-	return tasks.Queued{Agent: tasks.AgentNum(r.Agent), Priority: r.Priority, ID: tasks.ID(r.ID), Attempt: r.Attempt,
+	return tasks.Queued{
+		Agent: tasks.AgentNum(r.Agent), Priority: r.Priority, ID: tasks.ID(r.ID), Attempt: r.Attempt,
 		Kind: r.Kind, Args: r.Args, Delivery: delivery(r.Repeat), Timeout: time.Duration(r.TimeoutMS) * time.Millisecond,
-		CreatedAt: r.CreatedAt.UTC(), ExpiresAt: r.ExpiresAt.UTC()}
+		CreatedAt: r.CreatedAt.UTC(), ExpiresAt: r.ExpiresAt.UTC(),
+	}
 }
 
 func delivery(repeatable bool) kinds.Delivery {
@@ -92,8 +94,10 @@ func (d *DB) Load(ctx context.Context, shards []tasks.Shard) (*tasks.Loaded, err
 		return nil, asFault(ctx, err, "count the tasks that wait for their time")
 	}
 	for _, r := range started {
-		l.Started = append(l.Started, tasks.Started{Queued: r.queued(), Epoch: r.Epoch,
-			StartedAt: r.StartedAt.UTC(), CancelRequestedAt: instant(r.Cancelled)})
+		l.Started = append(l.Started, tasks.Started{
+			Queued: r.queued(), Epoch: r.Epoch,
+			StartedAt: r.StartedAt.UTC(), CancelRequestedAt: instant(r.Cancelled),
+		})
 	}
 	for _, r := range depth {
 		l.Depth[tasks.AgentNum(r.Agent)] = r.Depth
@@ -190,10 +194,14 @@ func (d *DB) Overdue(ctx context.Context, shards []tasks.Shard, limit int) ([]ta
 	}
 	var out []tasks.Finish
 	for _, r := range rows {
-		out = append(out, tasks.Finish{Agent: tasks.AgentNum(r.Agent), Priority: r.Priority,
+		out = append(out, tasks.Finish{
+			Agent: tasks.AgentNum(r.Agent), Priority: r.Priority,
 			Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt}, Later: r.Later,
-			Ending: tasks.Ending{Outcome: tasks.Expired, Reason: tasks.ReasonExpired,
-				Detail: "it had not started by " + r.Expires.UTC().Format(time.RFC3339)}})
+			Ending: tasks.Ending{
+				Outcome: tasks.Expired, Reason: tasks.ReasonExpired,
+				Detail: "it had not started by " + r.Expires.UTC().Format(time.RFC3339),
+			},
+		})
 	}
 	return out, nil
 }
@@ -262,6 +270,8 @@ func (d *DB) Find(ctx context.Context, id tasks.ID) (*tasks.QueueRow, error) {
 	if err != nil {
 		return nil, asFault(ctx, err, "find a task in the queue")
 	}
-	return &tasks.QueueRow{Agent: tasks.AgentNum(r.Agent), Priority: r.Priority, Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt},
-		Epoch: r.Epoch, StartedAt: instant(r.Started), Later: r.Later}, nil
+	return &tasks.QueueRow{
+		Agent: tasks.AgentNum(r.Agent), Priority: r.Priority, Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt},
+		Epoch: r.Epoch, StartedAt: instant(r.Started), Later: r.Later,
+	}, nil
 }

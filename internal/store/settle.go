@@ -96,7 +96,8 @@ func settleQuestion(t *tasks.Turn, r *tasks.TurnResult) (query string, args []an
 		return sqlSettleFinished, []any{
 			ints(f, func(f tasks.Finish) int64 { return int64(f.ID) }),
 			ints(f, func(f tasks.Finish) int64 { return int64(f.Attempt) }),
-			ints(f, func(f tasks.Finish) int64 { return f.Epoch })}, len(f)
+			ints(f, func(f tasks.Finish) int64 { return f.Epoch }),
+		}, len(f)
 	case len(r.Claimed) > 0:
 		c := pick(t.Claims, r.Claimed, func(c tasks.Claim) tasks.ID { return c.ID })
 		return sqlSettleClaimed, []any{
@@ -104,7 +105,8 @@ func settleQuestion(t *tasks.Turn, r *tasks.TurnResult) (query string, args []an
 			ints(c, func(c tasks.Claim) int64 { return int64(c.Priority) }),
 			ints(c, func(c tasks.Claim) int64 { return int64(c.ID) }),
 			ints(c, func(c tasks.Claim) int64 { return int64(c.Attempt) }),
-			ints(c, func(c tasks.Claim) int64 { return c.Epoch })}, len(c)
+			ints(c, func(c tasks.Claim) int64 { return c.Epoch }),
+		}, len(c)
 	case len(r.Requeued) > 0:
 		q := pick(t.Requeues, r.Requeued, func(q tasks.Requeue) tasks.ID { return q.ID })
 		return sqlSettleRequeued, []any{
@@ -112,7 +114,8 @@ func settleQuestion(t *tasks.Turn, r *tasks.TurnResult) (query string, args []an
 			ints(q, func(q tasks.Requeue) int64 { return int64(q.Priority) }),
 			ints(q, func(q tasks.Requeue) int64 { return int64(q.ID) }),
 			ints(q, func(q tasks.Requeue) int64 { return int64(q.Attempt) }),
-			ints(q, func(q tasks.Requeue) int64 { return q.Epoch })}, len(q)
+			ints(q, func(q tasks.Requeue) int64 { return q.Epoch }),
+		}, len(q)
 	case len(r.Moved) > 0:
 		return sqlSettleMoved, []any{idArray(r.Moved)}, len(r.Moved)
 	case len(r.Marked) > 0:
@@ -120,13 +123,15 @@ func settleQuestion(t *tasks.Turn, r *tasks.TurnResult) (query string, args []an
 		return sqlSettleMarked, []any{
 			ints(m, func(c tasks.CancelMark) int64 { return int64(c.Agent) }),
 			ints(m, func(c tasks.CancelMark) int64 { return int64(c.Priority) }),
-			ints(m, func(c tasks.CancelMark) int64 { return int64(c.ID) })}, len(m)
+			ints(m, func(c tasks.CancelMark) int64 { return int64(c.ID) }),
+		}, len(m)
 	case len(t.Output) > 0:
 		o := t.Output[len(t.Output)-1:]
 		return sqlSettlePrinted, []any{
 			ints(o, func(o tasks.OutputRow) int64 { return int64(o.ID) }),
 			ints(o, func(o tasks.OutputRow) int64 { return int64(o.Attempt) }),
-			ints(o, func(o tasks.OutputRow) int64 { return int64(o.Seq) })}, len(o)
+			ints(o, func(o tasks.OutputRow) int64 { return int64(o.Seq) }),
+		}, len(o)
 	}
 	return "", nil, 0
 }

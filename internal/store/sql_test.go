@@ -5,8 +5,8 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,12 +20,19 @@ import (
 func stringConsts(t *testing.T) map[string]string {
 	t.Helper()
 	fset := token.NewFileSet()
-	pkgs, err := parser.ParseDir(fset, ".", func(i fs.FileInfo) bool { return !strings.HasSuffix(i.Name(), "_test.go") }, 0) //nolint:staticcheck // one folder, no build tags
+	names, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	exprs := map[string]ast.Expr{}
-	for _, f := range pkgs["store"].Files {
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			v, ok := n.(*ast.ValueSpec)
 			if !ok {
@@ -87,7 +94,7 @@ func TestEverySQLTextFitsTheSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback() //nolint:errcheck // nothing was written
+	defer tx.Rollback()
 	for i, name := range slices.Sorted(maps.Keys(texts)) {
 		if _, err := tx.Exec("SAVEPOINT s"); err != nil {
 			t.Fatal(err)

@@ -74,8 +74,10 @@ func (r taskRow) task() (tasks.Task, error) {
 		return t, nil
 	}
 	t.State = tasks.StateCompleted
-	t.Ending = tasks.Ending{Outcome: tasks.Outcome(r.Outcome.String), Reason: r.Reason.String, Detail: r.Detail.String,
-		ResultBytes: r.ResultBytes, OutputBytes: r.OutputBytes.Int64}
+	t.Ending = tasks.Ending{
+		Outcome: tasks.Outcome(r.Outcome.String), Reason: r.Reason.String, Detail: r.Detail.String,
+		ResultBytes: r.ResultBytes, OutputBytes: r.OutputBytes.Int64,
+	}
 	if r.Result.Valid {
 		t.Ending.Result = json.RawMessage(r.Result.String)
 	}
@@ -142,8 +144,10 @@ func (d *DB) Output(ctx context.Context, id tasks.ID, fromSeq, limit int) ([]tas
 	}
 	var out []tasks.OutputChunk
 	for _, r := range rows {
-		out = append(out, tasks.OutputChunk{Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt}, Seq: r.Seq,
-			Stream: r.Stream, Offset: r.Offset, At: r.At.UTC(), Data: r.Data})
+		out = append(out, tasks.OutputChunk{
+			Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt}, Seq: r.Seq,
+			Stream: r.Stream, Offset: r.Offset, At: r.At.UTC(), Data: r.Data,
+		})
 	}
 	return out, nil
 }

@@ -26,7 +26,7 @@ func (s *turnStatements) get(ctx context.Context, db *sql.DB, shape turnShape) (
 	if st, ok := s.by[shape]; ok {
 		return st, nil
 	}
-	st, err := db.PrepareContext(ctx, shape.sql())
+	st, err := db.PrepareContext(ctx, shape.sql()) //nolint:sqlclosecheck // kept; close ends it
 	if err != nil {
 		return nil, err
 	}
@@ -35,6 +35,16 @@ func (s *turnStatements) get(ctx context.Context, db *sql.DB, shape turnShape) (
 	}
 	s.by[shape] = st
 	return st, nil
+}
+
+// close ends the statements on the server; the pool is about to be closed.
+func (s *turnStatements) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, st := range s.by {
+		_ = st.Close() // the connections end next
+	}
+	s.by = nil
 }
 
 // turnAnswer is the one row that a turn's statement gives.
@@ -129,6 +139,7 @@ func (d *DB) turn(ctx context.Context, t *tasks.Turn) (*tasks.TurnResult, error)
 		return nil, fmt.Errorf("begin a turn: %w", err)
 	}
 	var a turnAnswer
+	//nolint:sqlclosecheck // ends with the transaction
 	err = tx.Tx.StmtContext(ctx, st).QueryRowContext(ctx, args.args...).Scan(a.dest(args.shape)...)
 	if err == nil {
 		err = a.check()

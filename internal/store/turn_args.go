@@ -90,8 +90,10 @@ func queueOps(t *tasks.Turn) (ops []queueOp, ended []tasks.Finish) {
 			ended = append(ended, *f)
 			continue
 		}
-		ops = append(ops, queueOp{agent: f.Agent, priority: f.Priority, id: f.ID, op: opFinish,
-			attempt: f.Attempt, seen: f.Epoch, ending: &f.Ending})
+		ops = append(ops, queueOp{
+			agent: f.Agent, priority: f.Priority, id: f.ID, op: opFinish,
+			attempt: f.Attempt, seen: f.Epoch, ending: &f.Ending,
+		})
 	}
 	for _, r := range t.Requeues {
 		op := queueOp{agent: r.Agent, priority: r.Priority, id: r.ID, op: opRequeue, attempt: r.Attempt, seen: r.Epoch}
@@ -101,8 +103,10 @@ func queueOps(t *tasks.Turn) (ops []queueOp, ended []tasks.Finish) {
 		ops = append(ops, op)
 	}
 	for _, c := range t.Claims {
-		ops = append(ops, queueOp{agent: c.Agent, priority: c.Priority, id: c.ID, op: opClaim,
-			attempt: c.Attempt - 1, seen: 0, epoch: c.Epoch})
+		ops = append(ops, queueOp{
+			agent: c.Agent, priority: c.Priority, id: c.ID, op: opClaim,
+			attempt: c.Attempt - 1, seen: 0, epoch: c.Epoch,
+		})
 	}
 	if len(t.Cancels) > 0 {
 		busy := make(map[tasks.ID]bool, len(ops))
@@ -112,8 +116,10 @@ func queueOps(t *tasks.Turn) (ops []queueOp, ended []tasks.Finish) {
 		for _, c := range t.Cancels {
 			if !busy[c.ID] {
 				busy[c.ID] = true
-				ops = append(ops, queueOp{agent: c.Agent, priority: c.Priority, id: c.ID, op: opCancel,
-					attempt: c.Attempt, seen: -1, actor: c.Actor})
+				ops = append(ops, queueOp{
+					agent: c.Agent, priority: c.Priority, id: c.ID, op: opCancel,
+					attempt: c.Attempt, seen: -1, actor: c.Actor,
+				})
 			}
 		}
 	}

@@ -24,8 +24,10 @@ func TestTurnCarriesATaskThroughItsLife(t *testing.T) {
 	res = r.turn(&tasks.Turn{
 		Finishes: []tasks.Finish{r.finish(first, 1)},
 		Claims:   []tasks.Claim{{Agent: a.Num, Priority: 5, ID: second.ID, Epoch: r.epoch(a), Attempt: 1}},
-		Output: []tasks.OutputRow{{Agent: b.Num, OutputChunk: tasks.OutputChunk{Ref: tasks.Ref{ID: other.ID, Attempt: 1}, Stream: "stdout",
-			At: time.Now(), Data: []byte("a\x00\xff")}}},
+		Output: []tasks.OutputRow{{Agent: b.Num, OutputChunk: tasks.OutputChunk{
+			Ref: tasks.Ref{ID: other.ID, Attempt: 1}, Stream: "stdout",
+			At: time.Now(), Data: []byte("a\x00\xff"),
+		}}},
 	})
 	if diff := cmp.Diff([]tasks.ID{first.ID}, res.Finished); diff != "" {
 		t.Fatalf("finished (-want +got):\n%s", diff)
@@ -55,8 +57,10 @@ func TestTurnCarriesATaskThroughItsLife(t *testing.T) {
 		t.Errorf("requeued task is %+v, %v", got, err)
 	}
 	r.turn(&tasks.Turn{Claims: []tasks.Claim{{Agent: a.Num, Priority: 5, ID: second.ID, Epoch: r.epoch(a), Attempt: 2}}})
-	res = r.turn(&tasks.Turn{Requeues: []tasks.Requeue{{Agent: a.Num, Priority: 5, Ref: tasks.Ref{ID: second.ID, Attempt: 2}, Epoch: r.epoch(a),
-		NotBefore: time.Now().Add(time.Hour)}}})
+	res = r.turn(&tasks.Turn{Requeues: []tasks.Requeue{{
+		Agent: a.Num, Priority: 5, Ref: tasks.Ref{ID: second.ID, Attempt: 2}, Epoch: r.epoch(a),
+		NotBefore: time.Now().Add(time.Hour),
+	}}})
 	if len(res.Requeued) != 1 {
 		t.Fatalf("requeued %v", res.Requeued)
 	}
@@ -226,8 +230,10 @@ func TestOldOwnerWritesNothing(t *testing.T) {
 	for name, turn := range map[string]*tasks.Turn{
 		"insert": {Inserts: []tasks.Insert{r.insert(r.agents[0], false)}},
 		"finish": {Finishes: []tasks.Finish{r.finish(in, 1)}},
-		"all": {Inserts: []tasks.Insert{r.insert(r.agents[0], false)}, Finishes: []tasks.Finish{r.finish(in, 1)},
-			Due: []tasks.DueTask{{ID: 1}}, Output: []tasks.OutputRow{{OutputChunk: tasks.OutputChunk{Stream: "stdout"}}}},
+		"all": {
+			Inserts: []tasks.Insert{r.insert(r.agents[0], false)}, Finishes: []tasks.Finish{r.finish(in, 1)},
+			Due: []tasks.DueTask{{ID: 1}}, Output: []tasks.OutputRow{{OutputChunk: tasks.OutputChunk{Stream: "stdout"}}},
+		},
 	} {
 		if _, err := old.tryTurn(turn); !errors.Is(err, tasks.ErrFenced) {
 			t.Errorf("%s: the old owner's turn gave %v, want ErrFenced", name, err)

@@ -69,7 +69,7 @@ func (d *DB) writeOn(ctx context.Context, pool *sqlx.DB, what string, fn func(*T
 			return asFault(inner, err, what)
 		}
 		d.metrics.retries.Inc()
-		time.Sleep(pause + rand.N(pause))
+		<-time.After(pause + rand.N(pause)) // bounded, and not the caller's to end
 		pause *= 2
 	}
 }
