@@ -42,6 +42,7 @@ type MadeEnrolmentTokenBody struct {
 //	@Failure		400		{object}	Problem
 //	@Failure		401		{object}	Problem
 //	@Failure		403		{object}	Problem
+//	@Failure		404		{object}	Problem	"unknown enrolment token"
 //	@Failure		409		{object}	Problem
 //	@Failure		413		{object}	Problem
 //	@Failure		415		{object}	Problem
