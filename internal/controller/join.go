@@ -248,6 +248,7 @@ func (c *Controller) openAPI(context.Context, *supervisor) error {
 	}
 	cfg := c.handlersConfig()
 	cfg.Auth, cfg.Tasks, cfg.Hub, cfg.Fleet = c.parts.auth, c.parts.service, c.parts.manager.Hub(), c.parts.fleet
+	cfg.Manager = c.parts.manager
 	cfg.Web, cfg.OpenAPI, cfg.Swagger, cfg.Reference = dashboard, openapi.Document(), openapi.Swagger(), openapi.Reference()
 	cfg.Registerer = c.registry
 	handler := handlers.New(cfg)
