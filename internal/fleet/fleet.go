@@ -88,6 +88,8 @@ type Fleet struct {
 	identity  *pki.Identity
 	roots     *pki.Roots
 
+	messages sync.Pool // of *messages
+
 	reload chan struct{} // cap 1: re-read the rows soon
 	upkeep chan struct{} // cap 1: members have something to be stored
 
@@ -119,16 +121,17 @@ func New(cfg Config) (*Fleet, error) {
 		cfg.HasWork = func(tasks.AgentNum) bool { return false }
 	}
 	return &Fleet{
-		cfg:     cfg,
-		log:     cfg.Logger.With("component", "fleet"),
-		metrics: newMetrics(cfg.Registerer),
-		reg:     newRegistry(),
-		dialer:  newDialer(cfg.Limits, dialPolicy{allowLoopback: cfg.AllowLoopback, deny: cfg.Deny}),
-		gate:    newGate(cfg.Limits),
-		pairs:   pairLimiter{perMinute: cfg.Limits.PairsPerMinute},
-		reload:  make(chan struct{}, 1),
-		upkeep:  make(chan struct{}, 1),
-		dirty:   map[*member]struct{}{},
+		cfg:      cfg,
+		log:      cfg.Logger.With("component", "fleet"),
+		metrics:  newMetrics(cfg.Registerer),
+		reg:      newRegistry(),
+		dialer:   newDialer(cfg.Limits, dialPolicy{allowLoopback: cfg.AllowLoopback, deny: cfg.Deny}),
+		gate:     newGate(cfg.Limits),
+		pairs:    pairLimiter{perMinute: cfg.Limits.PairsPerMinute},
+		messages: sync.Pool{New: newMessages},
+		reload:   make(chan struct{}, 1),
+		upkeep:   make(chan struct{}, 1),
+		dirty:    map[*member]struct{}{},
 	}, nil
 }
 
@@ -136,7 +139,12 @@ func New(cfg Config) (*Fleet, error) {
 func (f *Fleet) Attach(t Tasks) { f.tasks = t }
 
 // Load reads who is enrolled and tells the queue of each agent.
-func (f *Fleet) Load(ctx context.Context) error { return f.read(ctx) }
+func (f *Fleet) Load(ctx context.Context) error {
+	if f.tasks == nil {
+		return errors.New("fleet: Attach must come before Load")
+	}
+	return f.read(ctx)
+}
 
 // Reload is the hint that rows have changed; they are read soon by Run.
 func (f *Fleet) Reload() { wake(f.reload) }

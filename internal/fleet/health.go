@@ -57,54 +57,70 @@ func (t *trouble) Error() string {
 // Unwrap gives the hidden reason.
 func (t *trouble) Unwrap() error { return t.err }
 
-// wordsOf maps what the certificate checks say to our causes and short
+// wordsOf maps what the certificate checks say to our causes and to short
 // sentences; %s is the address.
-var wordsOf = map[string]struct{ cause, sentence string }{
-	CodeAddressRefused:       {CauseAddressRefused, "%s may not be dialled"},
-	pki.CodeNotAnAgent:       {CauseNotAnAgent, "what answers at %s is not a Headgate agent"},
-	pki.CodeOtherAgent:       {CauseOtherAgent, "another agent answers at %s"},
-	pki.CodeKeyChanged:       {CauseKeyChanged, "the agent at %s has not the key it was enrolled with"},
-	pki.CodeAgentExpired:     {CauseExpired, "the certificate of the agent at %s has expired"},
-	pki.CodeAgentNotYetValid: {CauseNotYetValid, "the certificate of the agent at %s is not valid yet"},
-	pki.CodeAgentNotOurs:     {CauseUnknownCA, "the agent at %s is not enrolled in this fleet"},
-	pki.CodeRefusedByAgent:   {CauseControllerDenied, "the agent at %s does not accept this controller's certificate"},
-	pki.CodeHandshakeTimeout: {CauseTimeout, "%s accepts connections but did not finish the TLS handshake"},
-	pki.CodeHandshakeFailed:  {CauseNotAnAgent, "the connection to %s could not be secured"},
+func wordsOf(code string) (cause, sentence string) {
+	switch code {
+	case CodeAddressRefused:
+		return CauseAddressRefused, "%s may not be dialled"
+	case pki.CodeNotAnAgent:
+		return CauseNotAnAgent, "what answers at %s is not a Headgate agent"
+	case pki.CodeOtherAgent:
+		return CauseOtherAgent, "another agent answers at %s"
+	case pki.CodeKeyChanged:
+		return CauseKeyChanged, "the agent at %s has not the key it was enrolled with"
+	case pki.CodeAgentExpired:
+		return CauseExpired, "the certificate of the agent at %s has expired"
+	case pki.CodeAgentNotYetValid:
+		return CauseNotYetValid, "the certificate of the agent at %s is not valid yet"
+	case pki.CodeAgentNotOurs:
+		return CauseUnknownCA, "the agent at %s is not enrolled in this fleet"
+	case pki.CodeRefusedByAgent:
+		return CauseControllerDenied, "the agent at %s does not accept this controller's certificate"
+	case pki.CodeHandshakeTimeout:
+		return CauseTimeout, "%s accepts connections but did not finish the TLS handshake"
+	case pki.CodeHandshakeFailed:
+		return CauseNotAnAgent, "the connection to %s could not be secured"
+	default:
+		return CauseUnreachable, "the connection to %s failed"
+	}
 }
 
 // explain says why a dial failed, from the first error of its transport.
 func (d *dialer) explain(l *link, dial pki.AgentDial) *trouble {
 	err, where := l.failure()
 	t := &trouble{address: where, err: err}
-	say := func(cause, format string, args ...any) *trouble {
-		t.cause, t.sentence = cause, fmt.Sprintf(format, args...)
-		return t
+	if t.cause, t.sentence = d.network(err, where); t.cause == "" {
+		t.err = dial.Explain(err)
+		cause, sentence := wordsOf(fault.CodeOf(t.err))
+		t.cause, t.sentence = cause, fmt.Sprintf(sentence, where)
 	}
+	return t
+}
+
+// network recognizes what the network itself says; "" = nothing of it.
+func (d *dialer) network(err error, where string) (cause, sentence string) {
 	var dns *net.DNSError
 	var op *net.OpError
 	switch {
 	case errors.As(err, &dns):
-		return say(CauseNoSuchHost, "the name %s does not resolve", dns.Name)
+		return CauseNoSuchHost, fmt.Sprintf("the name %s does not resolve", dns.Name)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return say(CauseRefused, "connection refused by %s", where)
+		return CauseRefused, "connection refused by " + where
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
-		return say(CauseUnreachable, "there is no way to %s in the network", where)
+		return CauseUnreachable, fmt.Sprintf("there is no way to %s in the network", where)
 	case errors.As(err, &op) && op.Op == "dial" && (op.Timeout() || errors.Is(err, context.DeadlineExceeded)):
-		return say(CauseTimeout, "no answer from %s within %s", where, d.limits.ConnectTimeout)
+		return CauseTimeout, fmt.Sprintf("no answer from %s within %s", where, d.limits.ConnectTimeout)
 	case errors.Is(err, errNoH2):
-		return say(CauseNotAnAgent, wordsOf[pki.CodeNotAnAgent].sentence, where)
+		return CauseNotAnAgent, fmt.Sprintf("what answers at %s is not a Headgate agent", where)
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		return say(CauseEnded, "%s closed the connection", where)
+		return CauseEnded, where + " closed the connection"
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return say(CauseTimeout, wordsOf[pki.CodeHandshakeTimeout].sentence, where)
+		return CauseTimeout, where + " accepts connections but did not finish the TLS handshake"
 	case errors.Is(err, net.ErrClosed): // by gRPC, when it had waited long enough
-		return say(CauseTimeout, "%s accepts connections but does not speak", where)
+		return CauseTimeout, where + " accepts connections but does not speak"
 	}
-	if w, ok := wordsOf[fault.CodeOf(dial.Explain(err))]; ok {
-		t.err = dial.Explain(err)
-		return say(w.cause, w.sentence, where)
-	}
-	return say(CauseUnreachable, "the connection to %s failed", where)
+	return "", ""
 }
 
 // sentence completes a cause with its numbers as they are now.

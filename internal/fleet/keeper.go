@@ -95,6 +95,8 @@ func (f *Fleet) keep(ctx context.Context, m *member, lease tasks.Lease) {
 			l.NextTry = next
 			if s == nil {
 				l.Failures++
+			} else {
+				l.LastHeard, l.RTT = time.Unix(0, s.heard.Load()), time.Duration(s.rtt.Load())
 			}
 		})
 		if s == nil && failures == 1 {

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -202,6 +203,24 @@ func (f *Fleet) storeOne(ctx context.Context, m *member) error {
 	m.row.LedgerID = ledger
 	m.mu.Unlock()
 	f.tasks.AgentChanged(m.agent())
+	return nil
+}
+
+// SetFacts keeps the result of core.inventory with its agent.
+func (f *Fleet) SetFacts(ctx context.Context, num tasks.AgentNum, facts json.RawMessage, at time.Time) error {
+	m := f.reg.num(num)
+	if m == nil {
+		return nil // removed meanwhile
+	}
+	m.op.Lock()
+	defer m.op.Unlock()
+	if err := f.cfg.Store.SetFacts(ctx, num, facts, at); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.row.Facts, m.row.FactsAt = facts, at
+	m.mu.Unlock()
+	f.cfg.Publish(Event{What: EventChanged, View: m.view(time.Now())})
 	return nil
 }
 

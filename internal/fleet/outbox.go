@@ -168,8 +168,8 @@ func (s *session) writeAll() {
 // goroutine when what has come meanwhile may block.
 func (s *session) write(mayBlock bool) {
 	b := &s.box
-	m := writers.Get().(*messages)
-	defer writers.Put(m)
+	m := s.f.messages.Get().(*messages)
+	defer s.f.messages.Put(m)
 	for {
 		b.mu.Lock()
 		if b.closed || b.empty() {
@@ -234,11 +234,11 @@ type messages struct {
 	wrapAck agentpb.ControllerMessage_Ack
 }
 
-var writers = sync.Pool{New: func() any {
+func newMessages() any {
 	m := &messages{}
 	m.wrapExe.Execute, m.wrapAck.Ack = &m.execute, &m.ack
 	return m
-}}
+}
 
 // send writes a batch; false means that the stream is over. Ids to forget
 // ride with the first assignment.

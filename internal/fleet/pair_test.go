@@ -364,6 +364,34 @@ func TestAnInterruptedPairingCanBeRepeated(t *testing.T) {
 	h.up(v.Num, 1)
 }
 
+// TestAnEnrolmentIsSettledAfterARestart: the controller stopped between Enrol
+// and Done. The agent that has its certificate becomes active.
+func TestAnEnrolmentIsSettledAfterARestart(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, quick(), nil)
+	a := fleettest.NewAgent(t, h.authority, "a")
+	row := a.Row(a.Start(t))
+	row.Status, row.PairedAt = fleet.Enrolling, time.Now().Add(-time.Minute)
+	row = h.store.Add(row)
+	lost := fleettest.NewAgent(t, h.authority, "lost").Row("127.0.0.1:1")
+	lost.Status, lost.PairedAt = fleet.Enrolling, time.Now().Add(-fleet.EnrolKeep-time.Minute)
+	lost = h.store.Add(lost)
+	h.run()
+	h.up(row.Num, 1)
+	if stored := h.store.Row(row.Num); stored.Status != fleet.Active {
+		t.Errorf("status %s", stored.Status)
+	}
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for h.store.Row(lost.Num).Status != fleet.Removed {
+		select {
+		case <-look.C:
+		case <-t.Context().Done():
+			t.Fatal("the lost one was not swept")
+		}
+	}
+}
+
 // TestAKnownIDWithAnotherKeyIsRefused: the old agent must be removed first.
 func TestAKnownIDWithAnotherKeyIsRefused(t *testing.T) {
 	t.Parallel()
