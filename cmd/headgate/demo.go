@@ -42,16 +42,16 @@ func (u *up) makeHistory(ctx context.Context) error {
 			add(a.id, "core.echo", map[string]any{"step": i + 1, "note": "history of the demo"})
 		}
 	}
-	last := u.children[len(u.children)-1]
-	add(last.id, "cmd.run", map[string]any{"program": "tcpdump"})                      // not in the policy: rejected
-	add(last.id, "core.sleep", map[string]any{"seconds": 30}, "timeout", "1s")         // timed-out
-	add(last.id, "core.sleep", map[string]any{"seconds": 5})                           // keeps the next ones waiting
-	add(last.id, "core.echo", map[string]any{"late": true}, "expires_at", soon(2))     // expired
-	add(last.id, "core.echo", map[string]any{"later": true}, "not_before", soon(3600)) // not due for an hour
+	first := u.children[0]
+	add(first.id, "cmd.run", map[string]any{"program": "tcpdump"})                      // not in the policy: rejected
+	add(first.id, "core.sleep", map[string]any{"seconds": 30}, "timeout", "1s")         // timed-out
+	add(first.id, "core.sleep", map[string]any{"seconds": 20})                          // keeps the next ones waiting
+	add(first.id, "core.echo", map[string]any{"late": true}, "expires_at", soon(5))     // expired
+	add(first.id, "core.echo", map[string]any{"later": true}, "not_before", soon(3600)) // not due for an hour
 	if err := u.client.call(ctx, "POST", "/api/v1/tasks/batch", map[string]any{"tasks": batch}, nil); err != nil {
 		return err
 	}
-	return u.cancelOne(ctx, last.id)
+	return u.cancelOne(ctx, first.id)
 }
 
 func soon(seconds int) string {

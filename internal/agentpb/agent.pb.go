@@ -1340,7 +1340,7 @@ type Final struct {
 	TaskId          int64                  `protobuf:"varint,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
 	Attempt         int32                  `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Epoch           int64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`    // of the Execute
-	Outcome         string                 `protobuf:"bytes,4,opt,name=outcome,proto3" json:"outcome,omitempty"` // succeeded, failed, timed-out, cancelled, rejected
+	Outcome         string                 `protobuf:"bytes,4,opt,name=outcome,proto3" json:"outcome,omitempty"` // succeeded, failed, timed-out, cancelled, rejected, unknown
 	Reason          string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`   // stable code; empty when succeeded
 	Detail          string                 `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`   // a sentence with the cause
 	Result          []byte                 `protobuf:"bytes,7,opt,name=result,proto3" json:"result,omitempty"`   // JSON text, at most 1 MiB; may be empty

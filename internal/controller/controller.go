@@ -248,7 +248,8 @@ func (c *Controller) database(ctx context.Context, sup *supervisor) error {
 }
 
 func (c *Controller) openDatabase(ctx context.Context) (*store.DB, error) {
-	db, err := store.Open(ctx, store.Config{DSN: c.cfg.DatabaseURL, Log: c.log})
+	metrics := prometheus.NewRegistry() // a try that fails leaves none behind
+	db, err := store.Open(ctx, store.Config{DSN: c.cfg.DatabaseURL, Log: c.log, Metrics: metrics})
 	if err != nil {
 		c.ready.explain("database", sentence(err))
 		return nil, err
@@ -256,7 +257,7 @@ func (c *Controller) openDatabase(ctx context.Context) (*store.DB, error) {
 	if err := c.prepareDatabase(ctx, db); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return db, nil
+	return db, c.registry.Register(metrics)
 }
 
 // drain refuses new work, lets open requests end, and stops the parts in

@@ -34,11 +34,12 @@ type parts struct {
 
 // Intervals of the join and of what follows it.
 const (
-	readyPoll  = 20 * time.Millisecond // cheap, and felt in every start
-	selfPause  = 250 * time.Millisecond
-	beat       = 5 * time.Second // a quarter of what others allow
-	wakeTopic  = "headgate_wake" // LISTEN channel of all controllers
-	adminToken = "up"            // name of the token in admin-token-file
+	readyPoll   = 20 * time.Millisecond // cheap, and felt in every start
+	selfPause   = 250 * time.Millisecond
+	beat        = 5 * time.Second // a quarter of what others allow
+	upkeepEvery = time.Minute     // what has expired is deleted this often
+	wakeTopic   = "headgate_wake" // LISTEN channel of all controllers
+	adminToken  = "up"            // name of the token in admin-token-file
 )
 
 // worthAnotherTry says whether waiting can help: a database that is down or
@@ -157,11 +158,9 @@ func (c *Controller) keepFacts(ctx context.Context, done tasks.Completed) {
 	if done.Ending.Outcome != tasks.Succeeded || len(done.Ending.Result) == 0 {
 		return
 	}
-	if err := c.parts.db.SetFacts(ctx, done.Agent, done.Ending.Result, done.CompletedAt); err != nil {
+	if err := c.parts.fleet.SetFacts(ctx, done.Agent, done.Ending.Result, done.CompletedAt); err != nil {
 		c.log.Warn("store the facts of an agent", "task_id", done.ID, "err", err)
-		return
 	}
-	c.parts.fleet.Reload()
 }
 
 // advertised is where other controllers reach this one.
@@ -201,6 +200,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.onStop("registration", func(ctx context.Context) error { return p.db.Unregister(ctx, c.state.owner) })
 	sup.run("auth", p.auth.Run)
 	sup.run("heartbeat", c.heartbeat)
+	sup.run("upkeep", c.upkeep)
 	sup.run("wake-ups", c.listen)
 	sup.run("fleet", p.fleet.Run)
 	sup.run("manager", p.manager.Run)
@@ -218,6 +218,22 @@ func (c *Controller) heartbeat(ctx context.Context) error {
 		case <-tick.C:
 			if err := c.parts.db.Heartbeat(ctx, c.state.owner); err != nil && ctx.Err() == nil {
 				c.log.Warn("tell the other controllers that this one lives", "err", err)
+			}
+		}
+	}
+}
+
+// upkeep deletes what has expired: sessions, links, idempotency keys, series.
+func (c *Controller) upkeep(ctx context.Context) error {
+	tick := time.NewTicker(upkeepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			if _, err := c.parts.db.Upkeep(ctx); err != nil && ctx.Err() == nil {
+				c.log.Warn("delete what has expired", "err", err)
 			}
 		}
 	}
@@ -247,7 +263,8 @@ func (c *Controller) openAPI(context.Context, *supervisor) error {
 		return err
 	}
 	cfg := c.handlersConfig()
-	cfg.Auth, cfg.Tasks, cfg.Hub, cfg.Fleet = c.parts.auth, c.parts.service, c.parts.manager.Hub(), c.parts.fleet
+	cfg.Auth, cfg.Tasks, cfg.Manager, cfg.Fleet = c.parts.auth, c.parts.service, c.parts.manager, c.parts.fleet
+	cfg.Hub = c.parts.manager.Hub()
 	cfg.Manager = c.parts.manager
 	cfg.Web, cfg.OpenAPI, cfg.Swagger, cfg.Reference = dashboard, openapi.Document(), openapi.Swagger(), openapi.Reference()
 	cfg.Registerer = c.registry

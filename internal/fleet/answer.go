@@ -42,7 +42,7 @@ func finalOf(p *agentpb.Final) tasks.Final {
 	e.Exit = exitOf(p.GetExit())
 	e.OutputBytes = max(0, p.GetOutputBytes())
 	switch e.Outcome {
-	case tasks.Succeeded, tasks.Failed, tasks.TimedOut, tasks.Cancelled, tasks.Rejected:
+	case tasks.Succeeded, tasks.Failed, tasks.TimedOut, tasks.Cancelled, tasks.Rejected, tasks.Unknown:
 	default:
 		invalidate(e, fmt.Sprintf("the agent gave the outcome %q, which does not exist", clean(p.GetOutcome(), maxReason)))
 	}

@@ -383,7 +383,7 @@ func (p *pairing) explain(err error) error {
 
 func (p *pairing) noAgent(err error) error {
 	return fault.Wrap(err, fault.Conflict, CodeNoPairingMode, "No Headgate agent in pairing mode answers at "+p.row.Address+".").
-		WithHint("Run \"headgate-agent pair\" on that machine and check address, port and firewall; a paired agent must be removed first.")
+		WithHint("Start \"headgate-agent --enrol-token-file FILE\" on that machine and check address, port and firewall; a paired agent must be removed first.")
 }
 
 func wrongToken(err error) error {

@@ -110,8 +110,8 @@ func TestAnswersAreChecked(t *testing.T) {
 		"deep strings": {&agentpb.Final{Outcome: "succeeded", Result: []byte(`"` + deep + `\""`)}, tasks.Ending{Outcome: tasks.Succeeded, Result: []byte(`"` + deep + `\""`)}},
 		"NUL in text":  {&agentpb.Final{Outcome: "failed", Reason: "r\x00", Detail: "d\x00"}, tasks.Ending{Outcome: tasks.Failed, Reason: "r\uFFFD", Detail: "d\uFFFD"}},
 		"unknown outcome": {
-			&agentpb.Final{Outcome: "unknown", Detail: "d"},
-			tasks.Ending{Outcome: tasks.Failed, Reason: "invalid_answer", Detail: `the agent gave the outcome "unknown", which does not exist; it also said: d`},
+			&agentpb.Final{Outcome: "perhaps", Detail: "d"},
+			tasks.Ending{Outcome: tasks.Failed, Reason: "invalid_answer", Detail: `the agent gave the outcome "perhaps", which does not exist; it also said: d`},
 		},
 		"too large": {
 			&agentpb.Final{Outcome: "succeeded", Result: bytes.Repeat([]byte("1"), tasks.MaxResultBytes+1)},
