@@ -14,7 +14,7 @@ type Filter struct {
 	CreatedBefore time.Time
 	Labels        map[string]string // of the agent
 	Ascending     bool              // sort=id; otherwise newest first (sort=-id)
-	Limit         int               // 1..MaxPage, 0 = DefaultPage
+	Limit         int               // 1..MaxPage (a Store takes one more), 0 = DefaultPage
 	After         ID                // keyset cursor: continue after this id; 0 = from the start
 }
 

@@ -31,7 +31,7 @@ func (d *DB) Tasks(ctx context.Context, f tasks.Filter) ([]tasks.Task, error) {
 	if l.limit <= 0 {
 		l.limit = tasks.DefaultPage
 	}
-	l.limit = min(l.limit, tasks.MaxPage)
+	l.limit = min(l.limit, tasks.MaxPage+1)
 	found, err := l.find(ctx)
 	if err != nil {
 		return nil, asFault(ctx, err, "list tasks")

@@ -950,6 +950,11 @@ func testLargeTurn(b *bench) {
 	if total != n {
 		b.Fatalf("%d tasks in the queue, want %d", total, n)
 	}
+	// Service asks for one more than the longest page, to see whether it is the last.
+	page, err := b.e.Tasks(b.ctx, tasks.Filter{Limit: tasks.MaxPage + 1})
+	if err != nil || len(page) != tasks.MaxPage+1 {
+		b.Errorf("a page of %d has %d tasks, %v", tasks.MaxPage+1, len(page), err)
+	}
 	var fs []tasks.Finish
 	for i, id := range ids {
 		fs = append(fs, b.finish(i%3, id, 0, func(f *tasks.Finish) { f.Ending = tasks.Ending{Outcome: tasks.Cancelled} }))
