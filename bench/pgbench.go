@@ -45,7 +45,7 @@ const compareTable = `CREATE TABLE bench_task (
 // compareInsert is what pgbench runs; %s are the args.
 const compareInsert = `\set agent random(1, 1000)
 INSERT INTO bench_task (expires_at, timeout_ms, agent_num, priority, repeatable, kind, actor, args)
-VALUES (now() + interval '24 hours', 10000, :agent, 5, true, 'core.echo', 'token:bench', '%s');
+VALUES (now() + interval '24 hours', 10000, :agent, 5, true, 'core.echo', 'bench', '%s');
 `
 
 // comparison is a database of its own on the cluster of a rig.
@@ -132,7 +132,7 @@ func (c *comparison) inserts(ctx context.Context, clients int, d time.Duration) 
 	}
 	out, err := exec.CommandContext(ctx, c.tool, args...).CombinedOutput()
 	if err != nil {
-		return 0, fmt.Errorf("pgbench %s: %w: %s", strings.Join(args, " "), err, out)
+		return 0, fmt.Errorf("pgbench %s: %w: %s", strings.Join(args, " "), err, lastLines(string(out), 5))
 	}
 	found := regexp.MustCompile(`(?m)^tps = ([0-9.]+)`).FindSubmatch(out)
 	if found == nil {
@@ -156,7 +156,7 @@ func (c *comparison) commits(ctx context.Context, n int, gap time.Duration) ([]t
 	}
 	defer db.Close()
 	insert, err := db.PrepareContext(ctx, `INSERT INTO bench_task (expires_at, timeout_ms, agent_num, priority, repeatable, kind, actor, args)
-		VALUES (now() + interval '24 hours', 10000, 1, 5, true, 'core.echo', 'token:bench', $1)`)
+		VALUES (now() + interval '24 hours', 10000, 1, 5, true, 'core.echo', 'bench', $1)`)
 	if err != nil {
 		return nil, err
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // profiler is added to the controller's program when profiles are wanted: the
-// signal starts a CPU profile, the next one ends it. The program that is
-// shipped has no such door.
+// signal starts a CPU profile, the next one ends it and adds one of all
+// allocations since the start. The program that is shipped has no such door.
 const profiler = `package main
 
 import (
@@ -40,6 +40,13 @@ func init() {
 			if err := f.Close(); err != nil {
 				panic(err)
 			}
+			if f, err = os.Create(os.Getenv("BENCH_CPU_PROFILE") + ".allocs"); err != nil {
+				panic(err)
+			}
+			if err := pprof.Lookup("allocs").WriteTo(f, 0); err != nil {
+				panic(err)
+			}
+			f.Close()
 		}
 	}()
 }
@@ -101,9 +108,9 @@ func (r *rig) profile(what string) (end func() error, err error) {
 		// The profile is complete when the file has been written to the end.
 		var last int64 = -1
 		err := waitUntil(context.Background(), 10*time.Second, "the profile", func() (bool, error) {
-			info, err := os.Stat(r.profileFile())
+			info, err := os.Stat(r.profileFile() + ".allocs")
 			if err != nil {
-				return false, err
+				return false, nil // not yet
 			}
 			done := info.Size() > 0 && info.Size() == last
 			last = info.Size()
@@ -112,10 +119,15 @@ func (r *rig) profile(what string) (end func() error, err error) {
 		if err != nil {
 			return err
 		}
-		data, err := os.ReadFile(r.profileFile())
-		if err != nil {
-			return err
+		for _, suffix := range []string{"", ".allocs"} {
+			data, err := os.ReadFile(r.profileFile() + suffix)
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(to+suffix, data, 0o644); err != nil {
+				return err
+			}
 		}
-		return os.WriteFile(to, data, 0o644)
+		return nil
 	}, nil
 }

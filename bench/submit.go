@@ -107,7 +107,7 @@ func (r *rig) submitRound(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	m.note(done.Load())
+	m.note(ctx, done.Load())
 	after, err := r.stats(ctx)
 	if err != nil {
 		return 0, err
