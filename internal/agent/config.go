@@ -46,6 +46,7 @@ type Limits struct {
 	HelloTimeout    time.Duration
 	OutputSpool     int // bytes
 	TermGrace       time.Duration
+	FinishGrace     time.Duration
 	StopGrace       time.Duration
 	PairingWindow   time.Duration
 	PairingRun      time.Duration
@@ -83,13 +84,14 @@ const (
 	// maxTimeout bounds a task whatever the controller says.
 	maxTimeout = 24 * time.Hour
 
-	// stopGrace is how long a running program has to end when the agent is
-	// stopped, so that all of it fits into five seconds.
-	stopGrace = 3 * time.Second
-	// stopWait bounds the wait for a task's end and for the sending of its
-	// Final when the agent is stopped.
-	stopWait  = 4 * time.Second
-	flushWait = 500 * time.Millisecond
+	// When the agent is stopped, a running task may first end by itself for
+	// finishGrace, which most do; then its program is told to end and has
+	// stopGrace for it. stopWait bounds the wait for that and for the sending
+	// of its Final, so that all of it fits into five seconds.
+	finishGrace = 1500 * time.Millisecond
+	stopGrace   = 2 * time.Second
+	stopWait    = 3 * time.Second
+	flushWait   = 500 * time.Millisecond
 
 	// The limits of pairing, from HG-PAIR/1. A lockout ends with a new token,
 	// which needs a command on this machine.
@@ -121,6 +123,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.HelloTimeout, helloTimeout)
 	set(&l.OutputSpool, outputSpool)
 	set(&l.TermGrace, program.DefaultGrace)
+	set(&l.FinishGrace, finishGrace)
 	set(&l.StopGrace, stopGrace)
 	set(&l.PairingWindow, pairingWindow)
 	set(&l.PairingRun, pairingRun)

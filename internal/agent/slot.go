@@ -328,20 +328,29 @@ func (s *slot) reply(m *agentpb.AgentMessage) {
 	s.wakeLocked()
 }
 
-// stop lets nothing new start, ends the running task and waits until its end
-// has been recorded and, if there is a session, told.
+// stop lets nothing new start and gives the running task a moment to end by
+// itself; then it ends it and waits until its end has been recorded and, if
+// there is a session, told.
 func (s *slot) stop() {
 	s.mu.Lock()
 	s.stopping = true
 	s.checkIdle()
 	s.mu.Unlock()
+	quiet := s.idleWithin(s.limits.FinishGrace)
 	s.end(errStopping)
-	timer := time.NewTimer(stopWait)
+	if !quiet && !s.idleWithin(stopWait) {
+		s.log.Warn("stop without waiting for the running task any longer")
+	}
+}
+
+func (s *slot) idleWithin(d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-s.idle:
+		return true
 	case <-timer.C:
-		s.log.Warn("stop without waiting for the running task any longer")
+		return false
 	}
 }
 
