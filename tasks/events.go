@@ -23,8 +23,11 @@ var errMoved = errors.New("tasks: the task has moved")
 
 type (
 	agentChanged struct{ info Agent }
-	sessionUp    struct{ s Session }
-	sessionDown  struct {
+	sessionUp    struct {
+		s     Session
+		downs uint64 // sessions of the agent that had ended before
+	}
+	sessionDown struct {
 		agent AgentNum
 		why   string
 	}

@@ -2,6 +2,7 @@ package tasks
 
 import (
 	"fmt"
+	"strings"
 	"time"
 )
 
@@ -196,13 +197,10 @@ func first(a, b string) string {
 
 // why appends a reason to a sentence, without its own full stop.
 func why(s string) string {
-	if s == "" {
+	if s = strings.TrimRight(s, ". "); s == "" {
 		return ""
 	}
-	for len(s) > 0 && s[len(s)-1] == '.' {
-		s = s[:len(s)-1]
-	}
-	return ", " + s
+	return ": " + s
 }
 
 // span shows a duration as people say it: 41 s, 2 min 14 s, 6 h 25 min, 3 d 4 h.

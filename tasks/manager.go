@@ -103,11 +103,18 @@ type Manager struct {
 	inboxItems atomic.Int64
 	inboxBytes atomic.Int64
 
-	dirMu    sync.RWMutex // guards the four maps below
+	dirMu    sync.RWMutex // guards the maps below and running
 	dir      map[AgentNum]Agent
 	places   map[AgentNum]Shard
-	unplaced map[AgentNum]Session // sessions of agents whose shard is not known yet
+	unplaced map[AgentNum]sessionUp // sessions of agents whose shard is not known yet
+	downs    map[AgentNum]uint64    // how many sessions of the agent have ended
 	running  bool
+
+	// handMu is held while assignments are handed over and while the end of a
+	// session is noted. Without it an assignment decided in one session could
+	// travel on the next one, whose SessionUp, said before, does not name it:
+	// it would be given back and run twice.
+	handMu sync.Mutex
 
 	ownMu sync.Mutex // orders the calls of Runner.Own
 }
@@ -126,7 +133,8 @@ func NewManager(cfg Config) *Manager {
 	cfg.Limits = cfg.Limits.withDefaults()
 	m := &Manager{
 		cfg: cfg, log: cfg.Logger,
-		dir: map[AgentNum]Agent{}, places: map[AgentNum]Shard{}, unplaced: map[AgentNum]Session{},
+		dir: map[AgentNum]Agent{}, places: map[AgentNum]Shard{}, unplaced: map[AgentNum]sessionUp{},
+		downs: map[AgentNum]uint64{},
 	}
 	m.stats = newStats()
 	m.metrics = newMetrics(cfg.Registerer, m)
@@ -230,7 +238,7 @@ func (m *Manager) place(num AgentNum, s Shard) {
 	delete(m.unplaced, num)
 	m.dirMu.Unlock()
 	if waiting {
-		m.loopOf(s).post(sessionUp{session})
+		m.loopOf(s).post(session)
 	}
 }
 
@@ -266,24 +274,55 @@ func (m *Manager) AgentChanged(a Agent) {
 func (m *Manager) SessionUp(s Session) {
 	m.dirMu.Lock()
 	shard, ok := m.places[s.Agent]
+	e := sessionUp{s, m.downs[s.Agent]}
 	if !ok {
-		m.unplaced[s.Agent] = s
+		m.unplaced[s.Agent] = e
 	}
 	m.dirMu.Unlock()
 	if ok {
-		m.loopOf(shard).post(sessionUp{s})
+		m.loopOf(shard).post(e)
 	}
 }
 
-// SessionDown implements Sessions.
+// SessionDown implements Sessions. It waits for assignments that are being
+// handed over at this moment, so that none of them meets the next session:
+// the caller must hold no lock that Runner.Execute needs.
 func (m *Manager) SessionDown(agent AgentNum, why string) {
+	m.handMu.Lock()
 	m.dirMu.Lock()
 	shard, ok := m.places[agent]
 	delete(m.unplaced, agent)
+	m.downs[agent]++
 	m.dirMu.Unlock()
+	m.handMu.Unlock()
 	if ok {
 		m.loopOf(shard).post(sessionDown{agent, why})
 	}
+}
+
+// hand gives assignments to the agents, each on the session that it was
+// decided for, or not at all: the next SessionUp then says that the agent has
+// never seen it.
+func (m *Manager) hand(execs []assigned) {
+	m.handMu.Lock()
+	defer m.handMu.Unlock()
+	m.dirMu.RLock()
+	for i := range execs {
+		execs[i].stale = m.downs[execs[i].Agent] != execs[i].downs
+	}
+	m.dirMu.RUnlock()
+	for i := range execs {
+		if !execs[i].stale {
+			m.cfg.Runner.Execute(execs[i].Assignment)
+		}
+	}
+}
+
+// assigned is an assignment with the session that it was decided for.
+type assigned struct {
+	Assignment
+	downs uint64
+	stale bool
 }
 
 // Accepted implements Sessions.

@@ -223,7 +223,7 @@ func TestReconcileByWhatTheAgentSays(t *testing.T) {
 		for i := range r.agents {
 			r.script(i, silent)
 		}
-		// 0 goes on running, 1 ends while it is away, 2 and 3 restart, 4 never gets it.
+		// 0 goes on running, 1 ends while it is away, 2 and 3 restart, 4 is idle.
 		attach, done := r.submit(0).ID, r.submit(1).ID
 		again, never := r.submit(2).ID, r.submit(3, once).ID
 		for i := range 4 {
@@ -232,10 +232,6 @@ func TestReconcileByWhatTheAgentSays(t *testing.T) {
 		r.runner.Finish(r.agents[1].Num, tasks.Ending{Outcome: tasks.Succeeded, Result: json.RawMessage(`7`)})
 		r.runner.Restart(r.agents[2].Num)
 		r.runner.Restart(r.agents[3].Num)
-		r.runner.Say(func(s tasks.Sessions) { // its Execute is lost on the way
-			s.SessionDown(r.agents[4].Num, "cable")
-			s.SessionUp(tasks.Session{Agent: r.agents[4].Num})
-		})
 		r.runner.Disconnect(r.agents[4].Num, "cable")
 		r.script(2, nil2())
 		for i := range 5 {
@@ -506,6 +502,9 @@ func TestLiesChangeNothing(t *testing.T) {
 		r.isDone(mine)
 		if len(r.store.Late()) != 0 {
 			t.Errorf("late answers %v", r.store.Late())
+		}
+		if n := r.manager.Mismatches(); n != 0 {
+			t.Errorf("disk and memory parted %v times", n)
 		}
 		r.stop()
 	})
@@ -901,5 +900,171 @@ func TestStatsAndSeries(t *testing.T) {
 			t.Errorf("%d points after a restart", len(got))
 		}
 		r.stop()
+	})
+}
+
+func TestNoTurnAfterTrustHasEnded(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		r.faults.FailRenews(true)
+		r.pass(tasks.RenewEvery + tasks.LeaseTerm - tasks.LeaseMargin)
+		turns := r.faults.Turns()
+		errs := make(chan error, 1)
+		go func() {
+			_, err := r.service.Submit(t.Context(), echo(0), "user:test", tasks.Idempotency{})
+			errs <- err
+		}()
+		r.pass(2 * time.Second)
+		if n := r.faults.Turns(); n != turns {
+			t.Errorf("%d turns were made although the leases could not be renewed", n-turns)
+		}
+		if u := r.manager.Ready(); len(u) != 1 || u[0].Name != "shards" {
+			t.Errorf("unmet conditions %v", u)
+		}
+		r.faults.FailRenews(false)
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+		r.pass(time.Second)
+		r.check()
+	})
+}
+
+func TestIDsStayInOrderWhenAShardComesBack(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		r.runner.Change(r.agents[0].Num, func(a *tasks.Agent) { a.Paused = true })
+		first := r.submit(0).ID
+		// Another controller holds the shards, takes ids of its own and inserts.
+		var all []tasks.Shard
+		for s := range tasks.Shard(tasks.NumShards) {
+			all = append(all, s)
+		}
+		two := tasks.Owner{ID: uuid.NewV4(), Name: "two"}
+		r.store.ExpireLeases()
+		leases, err := r.store.Acquire(t.Context(), two, nil, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := r.store.TakeIDs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := tasks.Insert{
+			ID: theirs, Agent: r.agents[0].Num, Epoch: leases[r.agents[0].Shard()].Epoch, Kind: kinds.Echo, Args: "{}",
+			Priority: tasks.DefaultPriority, Timeout: time.Second, CreatedAt: time.Now(), ExpiresAt: time.Now().Add(time.Hour),
+		}
+		if _, err := r.store.Turn(t.Context(), &tasks.Turn{Owner: two.ID, Leases: leases, Inserts: []tasks.Insert{x}}); err != nil {
+			t.Fatal(err)
+		}
+		r.pass(5 * time.Second)
+		if err := r.store.Release(t.Context(), two, leases); err != nil {
+			t.Fatal(err)
+		}
+		r.pass(5 * time.Second)
+		last := r.submit(0).ID
+		if first >= theirs || theirs >= last {
+			t.Errorf("ids %d, %d, %d are not in the order of submission", first, theirs, last)
+		}
+		r.runner.Change(r.agents[0].Num, func(a *tasks.Agent) { a.Paused = false })
+		r.pass(time.Second)
+		var got []tasks.ID
+		for _, ref := range r.runner.Starts(r.agents[0].Num) {
+			got = append(got, ref.ID)
+		}
+		if want := []tasks.ID{first, theirs, last}; !slices.Equal(got, want) {
+			t.Errorf("started %v, want %v", got, want)
+		}
+		r.check()
+	})
+}
+
+func TestEndsThatMeetAreWrittenOnce(t *testing.T) {
+	t.Run("over several turns", func(t *testing.T) { bubble(t, func(t *testing.T) { endsMeet(t, 2, false) }) })
+	t.Run("in one pass", func(t *testing.T) { bubble(t, func(t *testing.T) { endsMeet(t, 1000, true) }) })
+}
+
+// endsMeet cancels tasks in the moment in which they expire and fall due.
+func endsMeet(t *testing.T, items int, deaf bool) {
+	r := newRig(t, 1, func(c *tasks.Config) { c.Limits.TurnItems = items })
+	r.script(0, func(tasks.Assignment) tasktest.Answer { return tasktest.Answer{After: 5 * time.Second} })
+	long := func(s *tasks.Submission) { s.Timeout = time.Minute }
+	r.submit(0, long)
+	at := time.Now().Add(5 * time.Second)
+	var ids []tasks.ID
+	for i := range 30 {
+		ids = append(ids, r.submit(0, func(s *tasks.Submission) {
+			if s.ExpiresAt = at; i%3 == 0 {
+				s.NotBefore = at.Add(-time.Millisecond)
+			}
+		}).ID)
+	}
+	r.pass(5*time.Second - time.Millisecond)
+	if deaf {
+		r.manager.Deafen() // cancels and sweep come in the same pass
+	}
+	for _, id := range ids {
+		go func() { _, _ = r.service.Cancel(t.Context(), id, "user:eve") }()
+	}
+	r.pass(20 * time.Second)
+	for _, id := range ids {
+		got := r.get(id)
+		if o := got.Ending.Outcome; o != tasks.Expired && o != tasks.Cancelled {
+			t.Errorf("task %d is %s, outcome %q", id, got.State, o)
+		}
+	}
+	if n := r.store.Open(); n != 0 {
+		t.Errorf("%d tasks are open", n)
+	}
+	r.check()
+}
+
+// TestAssignmentNeverMeetsTheNextSession: the session changes while the claim
+// is on its way to disk. The new session's welcome does not name the task, so
+// it is given back; it must not have been sent on that session too.
+func TestAssignmentNeverMeetsTheNextSession(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		num := r.agents[0].Num
+		r.faults.OnTurn(func(x *tasks.Turn) tasktest.Fault {
+			if len(x.Inserts) > 0 {
+				r.runner.Disconnect(num, "cable")
+				r.runner.Connect(num)
+			}
+			return tasktest.None
+		})
+		id := r.submit(0, func(s *tasks.Submission) { s.Delivery = kinds.DeliveryOnce }).ID
+		r.pass(time.Second)
+		r.isDone(id)
+		if got := r.runner.Starts(num); len(got) != 1 {
+			t.Errorf("started %v, want once", got)
+		}
+		r.check()
+	})
+}
+
+func TestApprovalSurvivesARestart(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		r.script(0, silent)
+		num := r.agents[0].Num
+		once := r.submit(0, func(s *tasks.Submission) { s.Delivery = kinds.DeliveryOnce }).ID
+		again := r.submit(0).ID
+		r.runner.LoseLedger(num)
+		r.runner.Connect(num)
+		r.pass(time.Second)
+		r.stop()
+		r.runner.Disconnect(num, "the controller stops")
+		r.runner.Approve(num) // nobody listens
+		r.script(0, nil2())
+		r.make()
+		r.start()
+		r.pass(3 * time.Second)
+		r.is(once, tasks.StateCompleted, 1, tasks.Unknown, tasks.ReasonLedgerChanged)
+		r.isDone(again)
+		if got := r.runner.Starts(num); len(got) != 2 {
+			t.Errorf("started %v", got)
+		}
+		r.check()
 	})
 }

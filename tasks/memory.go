@@ -20,8 +20,9 @@ type agent struct {
 	info  Agent // zero until the fleet has told
 
 	session    bool
-	reconciled bool // its started rows are settled: it may be given something
-	foreign    bool // it came back with another ledger; nothing it says counts
+	reconciled bool   // its started rows are settled: it may be given something
+	foreign    bool   // it came back with another ledger; nothing it says counts
+	downs      uint64 // tells its session from the next one
 	changed    time.Time
 	downWhy    string
 

@@ -21,7 +21,7 @@ func (e sessionUp) apply(l *loop) {
 	}
 	a := l.agent(e.s.Agent, shard)
 	a.session, a.reconciled, a.changed, a.downWhy = true, false, l.now, ""
-	a.hold = time.Time{}
+	a.hold, a.downs = time.Time{}, e.downs
 	a.flights = slices.DeleteFunc(a.flights, func(f *flight) bool { return f.ghost })
 	for _, f := range a.flights {
 		f.cancelSent, f.haunts = false, false

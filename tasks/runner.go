@@ -37,7 +37,9 @@ type Runner interface {
 }
 
 // Sessions is what the fleet tells the queue; *Manager implements it. No
-// method blocks. AgentChanged comes for every agent before its first
+// method blocks, save that SessionDown waits for an Execute that is under way:
+// call it without a lock that Execute needs, and begin the next session only
+// after it has returned. AgentChanged comes for every agent before its first
 // SessionUp, and again whenever one of Agent's fields changes: paused, resumed,
 // renamed, quarantined, approved, removed.
 type Sessions interface {

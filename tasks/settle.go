@@ -8,7 +8,7 @@ import (
 
 // effects is what happens after a commit, outside of the lock.
 type effects struct {
-	execs    []Assignment
+	execs    []assigned
 	acks     []ack
 	forgets  []*agent
 	events   []Event
@@ -36,8 +36,8 @@ func (e *effects) answers() {
 // flush makes the effects happen. It runs without the lock.
 func (l *loop) flush() {
 	r, e := l.m.cfg.Runner, &l.out
-	for i := range e.execs {
-		r.Execute(e.execs[i])
+	if len(e.execs) > 0 {
+		l.m.hand(e.execs)
 	}
 	for _, s := range e.answered {
 		s.release()
@@ -303,7 +303,7 @@ func (l *loop) settleClaim(p *plan, o *op) bool {
 func (l *loop) begin(p *plan, a *agent, q Queued) {
 	epoch := l.shards[a.shard].lease.Epoch
 	a.flights = append(a.flights, &flight{q: q, epoch: epoch, startedAt: p.at, since: l.now})
-	l.out.execs = append(l.out.execs, Assignment{Queued: q, Epoch: epoch, Forget: a.forget})
+	l.out.execs = append(l.out.execs, assigned{Assignment: Assignment{Queued: q, Epoch: epoch, Forget: a.forget}, downs: a.downs})
 	a.forget = nil
 	l.out.events = append(l.out.events, Event{Type: EventStarted, Task: q.ID, Agent: a.info.ID, State: StateWaiting})
 	l.m.stats.started(l, l.now, q.CreatedAt)

@@ -30,7 +30,8 @@ type Faults struct {
 	turn    func(t *tasks.Turn) Fault
 	poison  func(t *tasks.Turn) error
 	down    bool
-	settles int // Settle fails as often
+	renews  bool // Renew fails
+	settles int  // Settle fails as often
 	turns   int
 }
 
@@ -56,6 +57,13 @@ func (f *Faults) Down(down bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.down = down
+}
+
+// FailRenews makes leases impossible to renew, and nothing else.
+func (f *Faults) FailRenews(fail bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.renews = fail
 }
 
 // FailSettles makes the next n calls of Settle fail.
@@ -163,8 +171,11 @@ func (f *Faults) Due(ctx context.Context, shards []tasks.Shard, limit int) ([]ta
 
 // Renew implements tasks.Leases.
 func (f *Faults) Renew(ctx context.Context, me tasks.Owner, held []tasks.Lease) ([]tasks.Lease, error) {
-	if err := f.broken(); err != nil {
-		return nil, err
+	f.mu.Lock()
+	fail := f.down || f.renews
+	f.mu.Unlock()
+	if fail {
+		return nil, ErrBroken
 	}
 	return f.Store.Renew(ctx, me, held)
 }

@@ -49,6 +49,7 @@ type simAgent struct {
 // keeps the rules of real agents: one slot, a ledger that survives restarts,
 // nothing from an older session. What breaks the rules is noted in Violations.
 type ScriptedRunner struct {
+	turns      sync.Mutex // one session begins or ends at a time
 	mu         sync.Mutex
 	sessions   tasks.Sessions
 	agents     map[tasks.AgentNum]*simAgent
@@ -205,6 +206,8 @@ func (r *ScriptedRunner) Own(leases []tasks.Lease) {
 
 // Connect begins a session, if the agent's shard is owned and none is up.
 func (r *ScriptedRunner) Connect(agent tasks.AgentNum) {
+	r.turns.Lock()
+	defer r.turns.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.agents[agent]
@@ -233,15 +236,19 @@ func (r *ScriptedRunner) Connect(agent tasks.AgentNum) {
 
 // Disconnect ends the session; the agent goes on with what it does.
 func (r *ScriptedRunner) Disconnect(agent tasks.AgentNum, why string) {
+	r.turns.Lock()
+	defer r.turns.Unlock()
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	a := r.agents[agent]
-	if a.session%2 == 0 {
-		return
+	a, s := r.agents[agent], r.sessions
+	up := a.session%2 == 1
+	if up {
+		a.session++
+		r.trace("agent %d down: %s", agent, why)
 	}
-	a.session++
-	r.trace("agent %d down: %s", agent, why)
-	r.sessions.SessionDown(agent, why)
+	r.mu.Unlock()
+	if up {
+		s.SessionDown(agent, why) // without the lock that Execute needs
+	}
 }
 
 // Restart kills the agent: its session ends and what it ran is interrupted. It
