@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os/exec"
@@ -89,14 +88,13 @@ func (c *child) once(ctx context.Context) error {
 
 // endProcess asks the program to stop, and kills it when it does not.
 func endProcess(cmd *exec.Cmd, done <-chan error) error {
-	_ = cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended meanwhile
+	_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended meanwhile
 	select {
 	case err := <-done:
 		return err
 	case <-time.After(childStop):
-		_ = cmd.Process.Kill() //nolint:errcheck // likewise
-		<-done
-		return errors.New("killed after it did not stop in time")
+		_ = cmd.Process.Kill() // likewise
+		return fmt.Errorf("killed after it did not stop in time: %w", <-done)
 	}
 }
 

@@ -103,7 +103,7 @@ func (c *client) call(ctx context.Context, method, path string, in, out any) err
 	}
 	if resp.StatusCode >= 400 {
 		p := &problem{Status: resp.StatusCode, Code: "http_" + fmt.Sprint(resp.StatusCode), Title: resp.Status}
-		_ = json.Unmarshal(data, p) //nolint:errcheck // a body that is no problem document leaves the status line
+		_ = json.Unmarshal(data, p) // a body that is no problem document leaves the status line
 		return p
 	}
 	if out == nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // version is set by the linker.
-var version = "dev" //nolint:gochecknoglobals // the linker can set nothing but a package variable
+var version = "dev"
 
 // Exit codes of the program; `headgate help` lists them.
 const (

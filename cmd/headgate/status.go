@@ -53,13 +53,15 @@ func printStatus(cmd *cobra.Command, raw json.RawMessage) error {
 			Condition string `json:"condition"`
 			Detail    string `json:"detail"`
 		} `json:"unmet"`
-		Version string `json:"version"`
+		Version struct {
+			Version string `json:"version"`
+		} `json:"version"`
 	}
 	if err := json.Unmarshal(raw, &s); err != nil {
 		return err
 	}
 	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "version\t%s\nphase\t%s\nready\t%t\n", s.Version, s.Phase, s.Ready)
+	fmt.Fprintf(w, "version\t%s\nphase\t%s\nready\t%t\n", s.Version.Version, s.Phase, s.Ready)
 	for _, u := range s.Unmet {
 		fmt.Fprintf(w, "waits for\t%s: %s\n", u.Condition, u.Detail)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -204,7 +205,7 @@ func (u *up) fail(err error) {
 
 // stop ends everything in the reverse order of the start.
 func (u *up) stop() error {
-	_ = os.Remove(filepath.Join(u.opts.dir, runFileName)) //nolint:errcheck // it may not have been written yet
+	_ = os.Remove(filepath.Join(u.opts.dir, runFileName)) // it may not have been written yet
 	ctx, cancel := context.WithTimeout(context.Background(), stopAll)
 	defer cancel()
 	var errs []error
@@ -267,12 +268,13 @@ func (u *up) printCurl() {
 	fmt.Fprintf(u.out, "  %s '%s/tasks?limit=10'\n\n", curl, api)
 }
 
+// plainPath are the characters that a POSIX shell takes as they are.
+const plainPath = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-"
+
 // shellQuote quotes a path for a POSIX shell only where that is needed.
 func shellQuote(s string) string {
-	for _, r := range s {
-		if !(r == '/' || r == '.' || r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z') {
-			return "'" + replaceQuotes(s) + "'"
-		}
+	if strings.Trim(s, plainPath) == "" {
+		return s
 	}
-	return s
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -366,9 +366,6 @@ func (u *up) signInLink() (string, error) {
 	return u.run.PublicURL + "/sign-in?code=" + link.Code, nil
 }
 
-// replaceQuotes makes a text fit between single quotes of a POSIX shell.
-func replaceQuotes(s string) string { return strings.ReplaceAll(s, "'", `'\''`) }
-
 // jsonBody is a shorthand for a task's arguments.
 func jsonBody(v any) json.RawMessage {
 	data, err := json.Marshal(v)

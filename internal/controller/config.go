@@ -100,13 +100,16 @@ func Keys() []Key {
 }
 
 func text(name, help string, at func(*Config) *string) Key {
-	return Key{name, help, false,
+	return Key{
+		name, help, false,
 		func(c *Config, v string) error { *at(c) = v; return nil },
-		func(c Config) string { return *at(&c) }}
+		func(c Config) string { return *at(&c) },
+	}
 }
 
 func flag(name, help string, at func(*Config) *bool) Key {
-	return Key{name, help, true,
+	return Key{
+		name, help, true,
 		func(c *Config, v string) error {
 			b, err := strconv.ParseBool(v)
 			if err != nil {
@@ -115,11 +118,13 @@ func flag(name, help string, at func(*Config) *bool) Key {
 			*at(c) = b
 			return nil
 		},
-		func(c Config) string { return strconv.FormatBool(*at(&c)) }}
+		func(c Config) string { return strconv.FormatBool(*at(&c)) },
+	}
 }
 
 func span(name, help string, at func(*Config) *time.Duration) Key {
-	return Key{name, help, false,
+	return Key{
+		name, help, false,
 		func(c *Config, v string) error {
 			d, err := time.ParseDuration(v)
 			if err != nil || d < 0 {
@@ -128,16 +133,19 @@ func span(name, help string, at func(*Config) *time.Duration) Key {
 			*at(c) = d
 			return nil
 		},
-		func(c Config) string { return at(&c).String() }}
+		func(c Config) string { return at(&c).String() },
+	}
 }
 
 func list(name, help string, at func(*Config) *[]string) Key {
-	return Key{name, help, false,
+	return Key{
+		name, help, false,
 		func(c *Config, v string) error {
 			*at(c) = strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' })
 			return nil
 		},
-		func(c Config) string { return strings.Join(*at(&c), ",") }}
+		func(c Config) string { return strings.Join(*at(&c), ",") },
+	}
 }
 
 // Sources says where settings come from; later ones win: defaults, File,

@@ -204,16 +204,23 @@ func (c *Controller) serve(ctx context.Context) error {
 	go func() { done <- c.server.Serve(c.listener) }()
 	select {
 	case err := <-done:
-		if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+		if closed(err) {
 			<-ctx.Done() // shut down by drain, which ends this part next
 			return nil
 		}
 		return err
 	case <-ctx.Done():
 		err := c.server.Close()
-		<-done
+		if end := <-done; !closed(end) {
+			err = errors.Join(err, end)
+		}
 		return err
 	}
+}
+
+// closed says whether Serve ended because it was told to.
+func closed(err error) bool {
+	return errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed)
 }
 
 // Pauses between tries to reach the database: quick at first, since a server

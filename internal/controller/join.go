@@ -197,13 +197,22 @@ func (c *Controller) makeAuth(ctx context.Context, _ *supervisor) error {
 // can still answer while the last turn is written.
 func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	p := c.parts
-	sup.onStop("registration", func(ctx context.Context) error { return p.db.Unregister(ctx, c.state.owner) })
+	sup.onStop("registration", c.unregister)
 	sup.run("auth", p.auth.Run)
 	sup.run("heartbeat", c.heartbeat)
 	sup.run("upkeep", c.upkeep)
 	sup.run("wake-ups", c.listen)
 	sup.run("fleet", p.fleet.Run)
 	sup.run("manager", p.manager.Run)
+	return nil
+}
+
+// unregister tells other controllers that this one has gone. They find out by
+// its silence too, so a database that is down does not spoil a clean stop.
+func (c *Controller) unregister(ctx context.Context) error {
+	if err := c.parts.db.Unregister(ctx, c.state.owner); err != nil {
+		c.log.Warn("tell the other controllers that this one stops", "err", err)
+	}
 	return nil
 }
 

@@ -14,7 +14,7 @@ func MigrateUp(ctx context.Context, dsn string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	before, err := missing(ctx, db)
 	if err != nil {
 		return 0, err
@@ -46,6 +46,6 @@ func MigrateStatus(ctx context.Context, dsn string) ([]migrations.Migration, err
 	if err != nil {
 		return nil, err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	return migrations.Status(ctx, db.SQL())
 }
