@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,7 +62,7 @@ type sent struct {
 type model struct {
 	*rig
 	rnd      *rand.Rand
-	step     int
+	step     atomic.Int64
 	mu       sync.Mutex
 	sent     []sent
 	frozen   map[tasks.ID]tasks.Task // as first seen completed
@@ -78,7 +79,7 @@ func runModel(t *testing.T, seed uint64) {
 	}
 	m.rig = buildRig(t, modelAgents)
 	m.runner.Trace = func(format string, args ...any) {
-		t.Logf("%s step %d "+format, append([]any{time.Now().Format("04:05.000"), m.step}, args...)...)
+		t.Logf("%s step %d "+format, append([]any{time.Now().Format("04:05.000"), m.now()}, args...)...)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	m.ctx = ctx
@@ -87,7 +88,8 @@ func runModel(t *testing.T, seed uint64) {
 	for i := range m.agents {
 		m.script(i, m.behave)
 	}
-	for m.step = range modelSteps {
+	for i := range modelSteps {
+		m.step.Store(int64(i))
 		m.act()
 		synctest.Wait()
 		m.observe()
@@ -132,6 +134,8 @@ func (m *model) follow() {
 		}
 	})
 }
+
+func (m *model) now() int { return int(m.step.Load()) }
 
 func (m *model) chance(percent int) bool { return m.rnd.IntN(100) < percent }
 
@@ -210,7 +214,7 @@ func (m *model) act() {
 func (m *model) send(agent int) {
 	m.mu.Lock()
 	s := echo(agent)
-	rec := sent{agent: agent, begin: m.step, priority: tasks.DefaultPriority}
+	rec := sent{agent: agent, begin: m.now(), priority: tasks.DefaultPriority}
 	if m.chance(30) {
 		s.Delivery, rec.once = kinds.DeliveryOnce, true
 	}
@@ -234,7 +238,7 @@ func (m *model) send(agent int) {
 		}
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		rec.id, rec.end = t.ID, m.step
+		rec.id, rec.end = t.ID, m.now()
 		m.sent = append(m.sent, rec)
 	})
 }
@@ -320,7 +324,7 @@ func (m *model) restart() {
 func (m *model) observe() {
 	for num, n := range m.store.StartedPerAgent() {
 		if n > 1 {
-			m.Fatalf("step %d: agent %d has %d started rows", m.step, num, n)
+			m.Fatalf("step %d: agent %d has %d started rows", m.now(), num, n)
 		}
 	}
 	m.mu.Lock()
@@ -328,12 +332,12 @@ func (m *model) observe() {
 	for _, s := range m.sent {
 		t, err := m.store.Task(m.Context(), s.id)
 		if err != nil {
-			m.Fatalf("step %d: acknowledged task %d: %v", m.step, s.id, err)
+			m.Fatalf("step %d: acknowledged task %d: %v", m.now(), s.id, err)
 		}
 		old, seen := m.frozen[s.id]
 		if seen {
 			if !reflect.DeepEqual(old, *t) {
-				m.Fatalf("step %d: completed task %d changed:\n%s", m.step, s.id, cmp.Diff(old, *t))
+				m.Fatalf("step %d: completed task %d changed:\n%s", m.now(), s.id, cmp.Diff(old, *t))
 			}
 		} else if t.State == tasks.StateCompleted {
 			m.frozen[s.id] = *t
@@ -353,7 +357,7 @@ func (m *model) heal() {
 			m.runner.Approve(a.Num)
 			m.runner.Change(a.Num, func(a *tasks.Agent) { a.Paused = false })
 			m.runner.Connect(a.Num)
-			if m.step++; i == 0 {
+			if m.step.Add(1); i == 0 {
 				m.runner.Finish(a.Num, tasks.Ending{Outcome: tasks.Succeeded})
 			}
 			m.runner.Finish(a.Num, tasks.Ending{Outcome: tasks.Succeeded})
