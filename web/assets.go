@@ -14,7 +14,10 @@ import (
 	"strings"
 )
 
-//go:embed static
+// The chart library in static/vendor is left out until a page uses it.
+//
+//go:embed static/style.css static/icons.svg static/app.js static/vendor/LICENSES.txt
+//go:embed static/vendor/htmx.min.js static/vendor/hx-sse.min.js
 var staticFiles embed.FS
 
 // assetCaching is a year: the name of a file changes with its content.

@@ -149,6 +149,16 @@ func clockAt(t, now time.Time) string {
 	return t.Format("2 Jan 2006 15:04")
 }
 
+// stampAt writes a moment to the millisecond, with the date when it is another
+// day than now.
+func stampAt(t, now time.Time) template.HTML {
+	text := t.UTC().Format("15:04:05.000")
+	if !t.UTC().Truncate(day).Equal(now.UTC().Truncate(day)) {
+		text = t.UTC().Format("2 Jan 15:04:05")
+	}
+	return timeTag(t, "", text)
+}
+
 // timeTag makes a time element. mode says how app.js keeps it up to date:
 // "ago", "since" or "" for fixed text.
 func timeTag(t time.Time, mode, text string) template.HTML {

@@ -160,7 +160,7 @@ func (d *overviewPage) verdict(all *roll, now time.Time) {
 		}
 	}
 	if len(d.Lines) == 0 {
-		d.Lines = append(d.Lines, verb(all.total, "The agent is", "All "+count(all.total)+" agents are")+" in touch and nothing waits.")
+		d.Lines = append(d.Lines, verb(all.total, "The agent is", "All "+count(all.total)+" agents are")+" in touch and nothing is held up.")
 	}
 }
 

@@ -130,7 +130,7 @@ func (v *renderer) funcs() template.FuncMap {
 		"plural": func(n int, word string) string { return plural(n, word) },
 		"actor":  actorName,
 		"clip":   clip,
-		"stamp":  func(t time.Time) template.HTML { return timeTag(t, "", t.UTC().Format("15:04:05.000")) },
+		"stamp":  stampAt,
 		"clock":  func(t, now time.Time) template.HTML { return timeTag(t, "", clockAt(t, now)) },
 		"ago":    func(t, now time.Time) template.HTML { return timeTag(t, "ago", ago(now.Sub(t))) },
 		"since":  func(t, now time.Time) template.HTML { return timeTag(t, "since", age(now.Sub(t))) },
