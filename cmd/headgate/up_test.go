@@ -21,7 +21,8 @@ import (
 // The tests here run the real programs: they are built once, and `up` is
 // started as a user starts it.
 
-var programs string //nolint:gochecknoglobals // built once by TestMain
+// programs is the folder of both programs, built once by TestMain.
+var programs string
 
 func TestMain(m *testing.M) {
 	os.Exit(runTests(m))
