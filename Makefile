@@ -32,7 +32,7 @@ generate: $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## protocol code an
 	go run ./openapi/gen
 
 lint: $(TOOLS)/golangci-lint ## the linters of .golangci.yml
-	$(TOOLS)/golangci-lint run ./...
+	$(TOOLS)/golangci-lint run --allow-parallel-runners ./...
 
 build: ## both programs into bin/
 	go build -trimpath -ldflags "$(LDFLAGS)" -o bin/ ./cmd/headgate ./cmd/headgate-agent

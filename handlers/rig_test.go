@@ -131,8 +131,10 @@ func (r *rig) startQueue(t testing.TB) {
 		up: make(chan tasks.AgentNum, 100), shards: shards, owned: map[tasks.Shard]int64{},
 	}
 	close(r.agents.gate)
-	r.manager = tasks.NewManager(tasks.Config{Store: store, Runner: r.agents, Owner: tasks.Owner{ID: uuid.NewV4(), Name: "test"},
-		Limits: tasks.Limits{AgentDepth: 10_000_000, TotalDepth: 10_000_000}})
+	r.manager = tasks.NewManager(tasks.Config{
+		Store: store, Runner: r.agents, Owner: tasks.Owner{ID: uuid.NewV4(), Name: "test"},
+		Limits: tasks.Limits{AgentDepth: 10_000_000, TotalDepth: 10_000_000},
+	})
 	r.agents.manager = r.manager
 	r.service = tasks.NewService(tasks.ServiceConfig{Manager: r.manager, Kinds: kinds.Default()})
 	r.fleet.Attach(r.manager)
@@ -231,8 +233,10 @@ func (a *agents) finish(x tasks.Assignment) {
 			out += int64(len(text))
 		}
 	}
-	a.manager.Final(x.Agent, tasks.Final{Ref: x.Ref(), Epoch: x.Epoch, StartedAt: now, EndedAt: now,
-		Ending: tasks.Ending{Outcome: tasks.Succeeded, Result: json.RawMessage(x.Args), OutputBytes: out}})
+	a.manager.Final(x.Agent, tasks.Final{
+		Ref: x.Ref(), Epoch: x.Epoch, StartedAt: now, EndedAt: now,
+		Ending: tasks.Ending{Outcome: tasks.Succeeded, Result: json.RawMessage(x.Args), OutputBytes: out},
+	})
 }
 
 // signIn makes a token and a session of each role.

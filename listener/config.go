@@ -161,7 +161,7 @@ func (c Config) validate() error {
 func (p PortConfig) problems() (list []string) {
 	if host, port, err := net.SplitHostPort(p.Addr); err != nil {
 		list = append(list, fmt.Sprintf("address %q is not host:port", p.Addr))
-	} else if _, err := net.LookupPort("tcp", port); err != nil || port == "" {
+	} else if _, err := net.DefaultResolver.LookupPort(context.Background(), "tcp", port); err != nil || port == "" {
 		list = append(list, fmt.Sprintf("address %q has no usable port number (0 to 65535)", p.Addr))
 	} else if strings.ContainsAny(host, " /") {
 		list = append(list, fmt.Sprintf("address %q has no usable host name", p.Addr))
@@ -184,7 +184,7 @@ func portNumber(addr string) int {
 	if err != nil {
 		return 0
 	}
-	n, err := net.LookupPort("tcp", port)
+	n, err := net.DefaultResolver.LookupPort(context.Background(), "tcp", port)
 	if err != nil {
 		return 0
 	}

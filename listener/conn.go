@@ -88,7 +88,7 @@ func (c *conn) Close() error {
 // left on this side.
 func (c *conn) abort() {
 	reset(c.Conn)
-	c.Close()
+	_ = c.Close()
 }
 
 // reset makes the next Close of c send RST.

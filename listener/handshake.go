@@ -120,11 +120,11 @@ func (p *port) handshakeFailed(c *conn, err error) {
 	switch rh, ok := errors.AsType[tls.RecordHeaderError](err); {
 	case ok && rh.Conn != nil && looksLikeHTTP(rh.RecordHeader):
 		answerPlain(c)
-		c.Close()
+		_ = c.Close()
 	case reason == failTimeout:
 		c.abort()
 	default:
-		c.Close()
+		_ = c.Close()
 	}
 }
 

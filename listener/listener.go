@@ -62,7 +62,7 @@ func New(ctx context.Context, cfg Config) (*Listener, error) {
 	l := assemble(cfg, met, ln.Addr(), sock)
 	l.start(ln)
 	if err := l.firstReport(ctx); err != nil {
-		l.Close()
+		_ = l.Close()
 		met.unregister(cfg.Registerer)
 		return nil, err
 	}

@@ -39,10 +39,14 @@ func newMetrics() *metrics {
 		state:             gauge("state", "1 for the state the listener is in, 0 for the others.", "state"),
 		handshakeFailures: counter("handshake_failures_total", "TLS handshakes that did not succeed.", "reason"),
 		acceptErrors:      counter("accept_errors_total", "Errors of accept; none of them reaches the program.", "port", "errno"),
-		publicOpen: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub,
-			Name: "public_open", Help: "1 while the public port accepts."}),
-		secondsToOpen: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub,
-			Name: "seconds_to_public_open", Help: "From the start of the listener to the first opening of the public port; 0 before."}),
+		publicOpen: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: ns, Subsystem: sub,
+			Name: "public_open", Help: "1 while the public port accepts.",
+		}),
+		secondsToOpen: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: ns, Subsystem: sub,
+			Name: "seconds_to_public_open", Help: "From the start of the listener to the first opening of the public port; 0 before.",
+		}),
 	}
 	m.zero()
 	return m

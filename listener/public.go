@@ -186,7 +186,9 @@ func (l *Listener) openPublic(r PortReport, pause time.Duration) chan error {
 func (l *Listener) refusePublic(loop chan error) chan error {
 	l.pubSock.stop()
 	if loop != nil {
-		<-loop
+		if err := <-loop; err != nil {
+			l.cfg.Logger.Debug("public accept loop ended", "err", err)
+		}
 	}
 	l.pubSock.refuse()
 	return nil

@@ -214,7 +214,7 @@ func (r *reservation) name() (netip.AddrPort, error) {
 
 func (r *reservation) close() {
 	if r.fd >= 0 {
-		unix.Close(r.fd)
+		_ = unix.Close(r.fd) // nothing was written to it
 		r.fd = -1
 	}
 }

@@ -438,11 +438,18 @@ func TestRequire(t *testing.T) {
 		perm auth.Permission
 		want string
 	}{
-		{"", auth.Public, ""}, {"", auth.ReadTasks, "no_credential"}, {auth.Viewer, auth.ReadTasks, ""},
-		{auth.Viewer, auth.SubmitTasks, "permission_missing"}, {auth.Operator, auth.SubmitTasks, ""},
-		{auth.Operator, auth.ManageTokens, "permission_missing"}, {auth.Admin, auth.ManageTokens, ""},
-		{auth.Metrics, auth.ReadMetrics, ""}, {auth.Metrics, auth.ReadTasks, "permission_missing"},
-		{auth.Admin, auth.CallPeer, "permission_missing"}, {auth.Peer, auth.CallPeer, ""}, {auth.Peer, auth.SubmitTasks, "permission_missing"},
+		{"", auth.Public, ""},
+		{"", auth.ReadTasks, "no_credential"},
+		{auth.Viewer, auth.ReadTasks, ""},
+		{auth.Viewer, auth.SubmitTasks, "permission_missing"},
+		{auth.Operator, auth.SubmitTasks, ""},
+		{auth.Operator, auth.ManageTokens, "permission_missing"},
+		{auth.Admin, auth.ManageTokens, ""},
+		{auth.Metrics, auth.ReadMetrics, ""},
+		{auth.Metrics, auth.ReadTasks, "permission_missing"},
+		{auth.Admin, auth.CallPeer, "permission_missing"},
+		{auth.Peer, auth.CallPeer, ""},
+		{auth.Peer, auth.SubmitTasks, "permission_missing"},
 	} {
 		got := ""
 		h := s.Require(c.perm, func(_ http.ResponseWriter, _ *http.Request, err error) { got = fault.CodeOf(err) })(

@@ -48,7 +48,7 @@ func makeTokenFile(path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("make token file: %w", err)
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.WriteString(secret + "\n")
 	err = errors.Join(err, f.Sync(), f.Close())
 	if err != nil {

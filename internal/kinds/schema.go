@@ -3,6 +3,7 @@ package kinds
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -53,7 +54,7 @@ func (k *Kind) checkSchema(args json.RawMessage) error {
 	if err == nil {
 		return nil
 	}
-	v, ok := err.(*jsonschema.ValidationError)
+	v, ok := errors.AsType[*jsonschema.ValidationError](err)
 	if !ok {
 		return fault.Wrap(err, fault.Internal, "args_not_checked", "The arguments could not be compared with the schema of "+k.Name+".")
 	}

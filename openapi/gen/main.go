@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -59,8 +60,8 @@ func runSwag(root string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(out)
-	cmd := exec.Command("go", "tool", "swag", "init", "--quiet", "--v3.1", "--outputTypes", "json",
+	defer func() { _ = os.RemoveAll(out) }()
+	cmd := exec.CommandContext(context.Background(), "go", "tool", "swag", "init", "--quiet", "--v3.1", "--outputTypes", "json",
 		"--overridesFile", "openapi/gen/types.swaggo", "--dir", strings.Join(packages(), ","), "--generalInfo", "doc.go", "--output", out)
 	cmd.Dir = root
 	var said bytes.Buffer
