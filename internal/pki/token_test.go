@@ -59,7 +59,7 @@ func TestTokenIsMaskedWhereverItIsPrinted(t *testing.T) {
 	slog.New(slog.NewJSONHandler(&out, nil)).Info("x", "token", token, "value", *token, "secret", token.Secret(), "group", struct{ T *pki.Token }{token})
 	slog.New(slog.NewTextHandler(&out, nil)).Info("x", "token", token, "value", *token, "secret", *token.Secret())
 	secret := *token.Secret()
-	for _, leak := range []string{token.Reveal()[50:60], hex.EncodeToString(secret[:4]), fmt.Sprintf("%v", secret[:3]), strings.Trim(fmt.Sprint(secret[:3]), "[]")} {
+	for _, leak := range []string{token.Reveal()[50:60], hex.EncodeToString(secret[:4]), fmt.Sprintf("%v", secret[:3]), strings.Trim(fmt.Sprintf("%v", secret[:3]), "[]")} {
 		if strings.Contains(out.String(), leak) {
 			t.Fatalf("%q is in:\n%s", leak, out.String())
 		}
