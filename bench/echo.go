@@ -53,7 +53,7 @@ func echoFleet(dir string, n int) error {
 	if err != nil {
 		return err
 	}
-	defer d.Close()
+	defer release(d)
 	now := time.Now()
 	authority, err := pki.NewAuthority("echo", now)
 	if err != nil {
@@ -157,7 +157,7 @@ func (c *echoClient) connect(ctx context.Context, dir string, n int) error {
 	if err != nil {
 		return err
 	}
-	defer d.Close()
+	defer release(d)
 	identity, err := pki.LoadIdentity(d, controllerFile)
 	if err != nil {
 		return err

@@ -34,7 +34,7 @@ func serveAgents(t *testing.T, n int) (*simulator, string) {
 		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			t.Error(err)
 		}
-		s.dir.Close()
+		release(s.dir)
 	})
 	return s, dir
 }
@@ -124,7 +124,7 @@ func TestAgentsStayTheSameAfterARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer second.dir.Close()
+	defer release(second.dir)
 	for i, a := range first.agents {
 		b := second.agents[i]
 		if a.id == uuid.Nil() || a.id != b.id || a.identity.SPKI() != b.identity.SPKI() || !b.paired.Load() {

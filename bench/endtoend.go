@@ -85,7 +85,7 @@ func (b *bench) endToEndRates(ctx context.Context, agents int, between func() er
 	if err != nil {
 		return nil, err
 	}
-	defer db.Close()
+	defer release(db)
 	if err := r.noteDurability(ctx, db); err != nil {
 		return nil, err
 	}

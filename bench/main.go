@@ -28,8 +28,10 @@ type benchmark struct {
 func table() []benchmark {
 	return []benchmark{
 		{[]string{"start_to_public_open_s"}, benchStart},
-		{[]string{"idle_submit_to_start_p50_ms", "idle_submit_to_start_p99_ms", "idle_submit_to_result_p50_ms",
-			"idle_submit_to_result_p99_ms", "idle_latency_vs_floor"}, benchLatency},
+		{[]string{
+			"idle_submit_to_start_p50_ms", "idle_submit_to_start_p99_ms", "idle_submit_to_result_p50_ms",
+			"idle_submit_to_result_p99_ms", "idle_latency_vs_floor",
+		}, benchLatency},
 		{[]string{"single_submits_per_s", "single_submit_vs_pgbench"}, benchSubmit},
 		{[]string{"end_to_end_tasks_per_s_100_agents"}, benchFewAgents},
 		{[]string{"end_to_end_tasks_per_s_1000_agents", "end_to_end_vs_raw_grpc"}, benchManyAgents},

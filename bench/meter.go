@@ -63,7 +63,7 @@ func (m *meter) now(ctx context.Context) (u used) {
 // note ends the count and prints it per item.
 func (m *meter) note(ctx context.Context, items int64) {
 	took, end, s := time.Since(m.began), m.now(ctx), m.start
-	m.db.Close()
+	release(m.db)
 	n := float64(max(items, 1))
 	all := end.controller + end.postgres + end.simulator + end.load - s.controller - s.postgres - s.simulator - s.load
 	micro := func(now, then time.Duration) float64 { return float64((now - then).Microseconds()) / n }

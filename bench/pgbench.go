@@ -64,7 +64,7 @@ func (r *rig) newComparison(ctx context.Context) (*comparison, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer db.Close()
+	defer release(db)
 	if err := r.noteDurability(ctx, db); err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func (r *rig) newComparison(ctx context.Context) (*comparison, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer own.Close()
+	defer release(own)
 	if _, err := own.ExecContext(ctx, compareTable); err != nil {
 		return nil, err
 	}
@@ -154,13 +154,13 @@ func (c *comparison) commits(ctx context.Context, n int, gap time.Duration) ([]t
 	if err != nil {
 		return nil, err
 	}
-	defer db.Close()
+	defer release(db)
 	insert, err := db.PrepareContext(ctx, `INSERT INTO bench_task (expires_at, timeout_ms, agent_num, priority, repeatable, kind, actor, args)
 		VALUES (now() + interval '24 hours', 10000, 1, 5, true, 'core.echo', 'bench', $1)`)
 	if err != nil {
 		return nil, err
 	}
-	defer insert.Close()
+	defer release(insert)
 	var all []time.Duration
 	for range n {
 		if err := wait(ctx, gap); err != nil {

@@ -72,8 +72,10 @@ func (b *bench) newRig(ctx context.Context, env ...string) (*rig, error) {
 
 // upArgs is the command that is measured.
 func (r *rig) upArgs(public string) []string {
-	return []string{"up", "--data", filepath.Join(r.dir, "headgate"), "--agents", "0",
-		"--public-addr", public, "--controller-addr", "127.0.0.1:0"}
+	return []string{
+		"up", "--data", filepath.Join(r.dir, "headgate"), "--agents", "0",
+		"--public-addr", public, "--controller-addr", "127.0.0.1:0",
+	}
 }
 
 // startUp starts `headgate up` and waits for its run.json.
@@ -95,7 +97,7 @@ func (r *rig) startUp(ctx context.Context) error {
 		select {
 		case <-r.up.ended:
 			text, _ := os.ReadFile(logFile) // the error says the rest
-			return false, fmt.Errorf("headgate up ended: %v\n%s", r.up.err, lastLines(string(text), 20))
+			return false, fmt.Errorf("headgate up ended: %w\n%s", r.up.err, lastLines(string(text), 20))
 		default:
 		}
 		_, err := os.Stat(file)
@@ -242,7 +244,7 @@ func (r *rig) postmaster(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer db.Close()
+	defer release(db)
 	var dir string
 	if err := db.QueryRowContext(ctx, "SELECT current_setting('data_directory')").Scan(&dir); err != nil {
 		return 0, err

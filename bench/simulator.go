@@ -182,7 +182,6 @@ func (s *simulator) server() *grpc.Server {
 		grpc.StaticStreamWindowSize(simWindow),
 		grpc.StaticConnWindowSize(simWindow),
 		grpc.ReadBufferSize(simReadBuffer),
-		grpc.SharedWriteBuffer(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	agentpb.RegisterAgentServer(g, s)
@@ -216,7 +215,7 @@ func runSimulator(ctx context.Context, dir string, agents int) error {
 	if err != nil {
 		return err
 	}
-	defer s.dir.Close()
+	defer release(s.dir)
 	l, err := s.listenAll(ctx)
 	if err != nil {
 		return err
