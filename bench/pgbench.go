@@ -155,6 +155,7 @@ func (c *comparison) commits(ctx context.Context, n int, gap time.Duration) ([]t
 		return nil, err
 	}
 	defer release(db)
+	//nolint:sqlclosecheck // release closes it
 	insert, err := db.PrepareContext(ctx, `INSERT INTO bench_task (expires_at, timeout_ms, agent_num, priority, repeatable, kind, actor, args)
 		VALUES (now() + interval '24 hours', 10000, 1, 5, true, 'core.echo', 'bench', $1)`)
 	if err != nil {
