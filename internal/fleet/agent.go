@@ -27,7 +27,7 @@ type Agent struct {
 	Addresses   []string          // host:port, tried in order; a hint, never identity
 	Labels      map[string]string // for selection
 	Status      Status
-	StatusWhy   string // of quarantine, as a sentence
+	StatusWhy   string // of quarantine, as a sentence; of an active agent, the ledger that was approved
 	PausedAt    time.Time
 	PausedBy    string
 	SPKI        [32]byte // SHA-256 of the pinned public key

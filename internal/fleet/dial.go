@@ -66,6 +66,9 @@ func (d *dialer) client(address string, conf *tls.Config) (*grpc.ClientConn, *li
 		grpc.WithTransportCredentials(&recordingTLS{conf: conf, link: l, keepState: conf.InsecureSkipVerify}),
 		grpc.WithContextDialer(func(ctx context.Context, target string) (net.Conn, error) { return d.connect(ctx, target, l) }),
 	)
+	if conf.ServerName != "" { // the agent's own name; in pairing nobody knows it yet
+		options = append(options, grpc.WithAuthority(conf.ServerName))
+	}
 	cc, err := grpc.NewClient("passthrough:///"+address, options...)
 	return cc, l, err
 }
@@ -134,14 +137,14 @@ func (l *link) note(err error) {
 	}
 }
 
-// failure gives the first error of the transport, and where it dialled.
-func (l *link) failure() (err error, where string) {
+// failure gives where the transport dialled, and its first error.
+func (l *link) failure() (where string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.remote != "" {
-		return l.err, l.remote
+		return l.remote, l.err
 	}
-	return l.err, l.address
+	return l.address, l.err
 }
 
 func (l *link) tls() *tls.ConnectionState {
@@ -190,7 +193,7 @@ func (r *recordingTLS) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo
 
 // Info implements credentials.TransportCredentials.
 func (r *recordingTLS) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls", ServerName: r.conf.ServerName}
+	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 // Clone implements credentials.TransportCredentials.

@@ -22,7 +22,7 @@ const (
 	CodeFleetNotReady   = "fleet_not_ready"
 	CodeAgentAnswer     = "agent_answer_invalid"
 	CodeNoPairingMode   = "no_agent_in_pairing_mode"
-	CodeWrongToken      = "wrong_token"
+	CodeWrongToken      = "wrong_enrolment_token"
 	CodePairingLocked   = "pairing_locked"
 	CodePairingBusy     = "pairing_busy"
 	CodePairingBroken   = "pairing_failed"

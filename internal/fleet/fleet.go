@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 	"uuid"
@@ -93,12 +94,11 @@ type Fleet struct {
 	reload chan struct{} // cap 1: re-read the rows soon
 	upkeep chan struct{} // cap 1: members have something to be stored
 
-	mu     sync.Mutex // guards all below; held over nothing but memory
-	ctx    context.Context
-	loops  sync.WaitGroup // one per kept member
-	leases [tasks.NumShards]tasks.Lease
-	owned  [tasks.NumShards]bool
-	dirty  map[*member]struct{} // for upkeep
+	mu    sync.Mutex // guards all below; held over nothing but memory
+	ctx   context.Context
+	loops sync.WaitGroup // one per kept member
+	held  [tasks.NumShards]holding
+	dirty map[*member]struct{} // for upkeep
 
 	enrolling []Agent // seen by the last read; settleEnrolling looks after them
 }
@@ -226,6 +226,10 @@ func (f *Fleet) maintain(ctx context.Context) {
 		f.store(ctx)
 		if err := f.read(ctx); err != nil && ctx.Err() == nil {
 			f.log.Warn("cannot read the agents' rows", "err", err)
+			if f.unread() { // their agents wait for it
+				wake(f.reload)
+				pause(ctx, reloadRetry)
+			}
 		}
 		pause(ctx, reloadPause)
 	}
@@ -243,6 +247,9 @@ func pause(ctx context.Context, d time.Duration) {
 // read brings memory up to date with the rows.
 func (f *Fleet) read(ctx context.Context) error {
 	before := f.reg.all() // who is missing in an answer asked for later is gone
+	f.mu.Lock()
+	held := f.held
+	f.mu.Unlock()
 	rows, err := f.cfg.Store.Agents(ctx)
 	if err != nil {
 		return err
@@ -268,7 +275,35 @@ func (f *Fleet) read(ctx context.Context) error {
 	f.mu.Lock()
 	f.enrolling = enrolling
 	f.mu.Unlock()
+	f.sawRows(held)
 	return nil
+}
+
+// sawRows notes that the rows were read while those shards were held, and lets
+// the agents of new ones be dialled.
+func (f *Fleet) sawRows(then [tasks.NumShards]holding) {
+	news := false
+	f.mu.Lock()
+	for i := range f.held {
+		h := &f.held[i]
+		if h.owned && !h.read && then[i].owned && then[i].lease.Epoch == h.lease.Epoch {
+			h.read, news = true, true
+		}
+	}
+	f.mu.Unlock()
+	if !news {
+		return
+	}
+	for _, p := range f.reg.all() {
+		f.arrange(p.m)
+	}
+}
+
+// unread says whether shards are held whose rows were not read since.
+func (f *Fleet) unread() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(f.held[:], func(h holding) bool { return h.owned && !h.read })
 }
 
 // join adds the agent or gives the member that is there already.
@@ -281,15 +316,23 @@ func (f *Fleet) join(row Agent) (m *member, fresh bool) {
 }
 
 // apply takes over a row that was read. An older one than we have is ignored.
+// What an agent says of itself does not raise the revision: while it is not
+// kept here, another controller may have recorded it.
 func (f *Fleet) apply(m *member, row Agent, fresh bool, what EventKind) {
 	m.op.Lock()
 	defer m.op.Unlock()
 	m.mu.Lock()
-	changed := fresh || row.Revision > m.row.Revision
+	changed := fresh || row.Revision > m.row.Revision ||
+		row.Revision == m.row.Revision && m.stop == nil && !sameWords(&row, &m.row)
 	m.mu.Unlock()
 	if changed {
 		f.take(m, row, what)
 	}
+}
+
+// sameWords says whether an agent has said the same of itself in two rows.
+func sameWords(a, b *Agent) bool {
+	return a.LedgerID == b.LedgerID && a.Version == b.Version && a.Hostname == b.Hostname && a.OS == b.OS && a.FactsAt.Equal(b.FactsAt)
 }
 
 // take puts a row into memory and tells everybody; the caller holds m.op.

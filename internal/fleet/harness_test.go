@@ -22,6 +22,7 @@ type harness struct {
 	queue     *fleettest.Queue
 	authority *pki.Authority
 	dir       *pki.Dir
+	limits    fleet.Limits
 	stop      func()
 
 	mu     sync.Mutex
@@ -44,7 +45,7 @@ func newHarness(t testing.TB, limits fleet.Limits, edit func(*fleet.Config)) *ha
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = dir.Close() })
-	h := &harness{t: t, store: fleettest.NewStore(), queue: fleettest.NewQueue(), dir: dir, more: make(chan struct{})}
+	h := &harness{t: t, store: fleettest.NewStore(), queue: fleettest.NewQueue(), dir: dir, limits: limits, more: make(chan struct{})}
 	// The CA is older than the certificates that some tests need expired.
 	authority, err := pki.NewAuthority("test", time.Now().Add(-60*24*time.Hour))
 	if err != nil {
@@ -56,26 +57,46 @@ func newHarness(t testing.TB, limits fleet.Limits, edit func(*fleet.Config)) *ha
 	if _, err := h.store.InsertCA(context.Background(), fleet.CA{ID: uuid.NewV4(), Fleet: "test", CertPEM: string(authority.PEM()), State: "active"}); err != nil {
 		t.Fatal(err)
 	}
+	h.make(edit)
+	return h
+}
+
+// another is a controller beside h, or after it, with its database.
+func (h *harness) another() *harness {
+	h.t.Helper()
+	o := &harness{t: h.t, store: h.store, queue: fleettest.NewQueue(), dir: h.dir, limits: h.limits, more: make(chan struct{})}
+	o.make(nil)
+	return o
+}
+
+func (h *harness) make(edit func(*fleet.Config)) {
+	h.t.Helper()
 	cfg := fleet.Config{
-		Store: h.store, Dir: dir, ControllerID: uuid.NewV4(), FleetName: "test", Version: "test",
-		Limits: limits, AllowLoopback: true, Publish: h.publish,
+		Store: h.store, Dir: h.dir, ControllerID: uuid.NewV4(), FleetName: "test", Version: "test",
+		Limits: h.limits, AllowLoopback: true, Publish: h.publish,
 	}
 	if edit != nil {
 		edit(&cfg)
 	}
-	h.Fleet, err = fleet.New(cfg)
-	if err != nil {
-		t.Fatal(err)
+	var err error
+	if h.Fleet, err = fleet.New(cfg); err != nil {
+		h.t.Fatal(err)
 	}
 	h.Attach(h.queue)
 	if h.authority, err = h.EnsureCA(context.Background()); err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	return h
 }
 
 // run loads what is in the store and starts; every shard is owned at epoch 1.
 func (h *harness) run() {
+	h.t.Helper()
+	h.start()
+	h.own(1)
+}
+
+// start is run without any shard.
+func (h *harness) start() {
 	h.t.Helper()
 	if err := h.Load(context.Background()); err != nil {
 		h.t.Fatal(err)
@@ -95,7 +116,6 @@ func (h *harness) run() {
 		}
 	})
 	h.t.Cleanup(h.stop)
-	h.own(1)
 }
 
 func (h *harness) own(epoch int64) {

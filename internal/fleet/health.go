@@ -88,7 +88,7 @@ func wordsOf(code string) (cause, sentence string) {
 
 // explain says why a dial failed, from the first error of its transport.
 func (d *dialer) explain(l *link, dial pki.AgentDial) *trouble {
-	err, where := l.failure()
+	where, err := l.failure()
 	t := &trouble{address: where, err: err}
 	if t.cause, t.sentence = d.network(err, where); t.cause == "" {
 		t.err = dial.Explain(err)

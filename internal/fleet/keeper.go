@@ -16,8 +16,9 @@ import (
 // may be called by anybody at any time and never waits.
 func (f *Fleet) arrange(m *member) {
 	m.mu.Lock()
-	lease, ours := f.leaseOf(m)
-	want := ours && m.row.Status == Active
+	h := f.holdingOf(m)
+	lease, ours := h.lease, h.owned
+	want := ours && h.read && m.row.Status == Active
 	if m.stop != nil && (!want || m.lease.Epoch != lease.Epoch) {
 		m.stop(&trouble{cause: CauseReconnect, sentence: "the session was ended by this controller"})
 		m.stop = nil
@@ -58,6 +59,7 @@ func (f *Fleet) startLocked(m *member, lease tasks.Lease) {
 	ctx, stop := context.WithCancelCause(f.ctx)
 	before, done := m.done, make(chan struct{})
 	m.lease, m.stop, m.done = lease, stop, done
+	m.settled = false // under another lease, others may have recorded ledgers
 	f.loops.Go(func() {
 		defer close(done)
 		defer stop(nil)

@@ -65,6 +65,9 @@ const (
 	defaultReloadEvery = 30 * time.Second
 	// reloadPause spaces re-reads that notices ask for.
 	reloadPause = 200 * time.Millisecond
+	// reloadRetry is the pause after a read that failed while agents wait for
+	// it: as long as a short outage of the database, no longer.
+	reloadRetry = time.Second
 	// storeTimeout bounds one call to the database made by a session.
 	storeTimeout = 5 * time.Second
 	// pulseTick is how often sessions are looked over.

@@ -31,7 +31,7 @@ type member struct {
 	live      Live
 	pending   string        // quarantine asked for and not yet stored: its reason
 	ledger    uuid.UUID     // last one seen on a session
-	settled   bool          // the ledger may be recorded, see session.settle
+	settled   bool          // the ledger may be recorded, see session.settle; of this lease
 	instances [2]instanceAt // the last two processes that answered
 	lease     tasks.Lease   // of the loop that runs
 	stop      context.CancelCauseFunc

@@ -126,7 +126,9 @@ func (f *Fleet) Remove(ctx context.Context, id uuid.UUID, actor string) error {
 }
 
 // Approve ends an agent's quarantine: an operator says that it may go on, and
-// that the ledger it has now is its ledger.
+// that the ledger named in the reason is its ledger. That ledger is not
+// recorded here: the next session still says LedgerNew, on whichever
+// controller, until the queue has settled what was under way with the old one.
 func (f *Fleet) Approve(ctx context.Context, id uuid.UUID, actor string) (View, error) {
 	m, err := f.find(id)
 	if err != nil {
@@ -135,17 +137,16 @@ func (f *Fleet) Approve(ctx context.Context, id uuid.UUID, actor string) (View, 
 	m.op.Lock()
 	defer m.op.Unlock()
 	m.mu.Lock()
-	row, ledger := m.row, m.ledger
+	row := m.row
 	m.mu.Unlock()
 	if row.Status != Quarantined {
 		return View{}, fault.New(fault.Conflict, CodeNotQuarantined, "The agent is not quarantined.")
 	}
-	if ledger != row.LedgerID && ledger != uuid.Nil() {
-		if err := f.cfg.Store.SetSeen(ctx, m.num, ledger, row.Version, row.Hostname, row.OS); err != nil {
-			return View{}, err
-		}
+	why := ""
+	if ledger := ledgerNamed(row.StatusWhy); ledger != uuid.Nil() {
+		why = withLedger("approved by an operator", ledger)
 	}
-	row, err = f.cfg.Store.SetStatus(ctx, id, Active, "", actor)
+	row, err = f.cfg.Store.SetStatus(ctx, id, Active, why, actor)
 	if err != nil {
 		return View{}, err
 	}

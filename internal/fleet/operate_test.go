@@ -18,7 +18,6 @@ import (
 	"headgate/internal/fleet"
 	"headgate/internal/fleet/fleettest"
 	"headgate/internal/pki"
-	"headgate/tasks"
 )
 
 func bare(t *testing.T, store fleet.Store, dir *pki.Dir) *fleet.Fleet {
@@ -248,67 +247,6 @@ func TestChangesByOthersAreNoticed(t *testing.T) {
 	h.event("removed", func(e fleet.Event) bool { return e.What == fleet.EventRemoved && e.View.ID == row.ID })
 }
 
-// TestAReplacedLedgerIsForTheQueueToJudge: the queue quarantines, an operator
-// approves, and only then the new ledger is on record.
-func TestAReplacedLedgerIsForTheQueueToJudge(t *testing.T) {
-	t.Parallel()
-	h := newHarness(t, quick(), nil)
-	a := fleettest.NewAgent(t, h.authority, "a")
-	row := a.Row(a.Start(t))
-	row.LedgerID = uuid.NewV4()
-	row = h.store.Add(row)
-	h.queue.On = func(c fleettest.Call) {
-		if c.Method == "up" && c.Session.LedgerNew {
-			h.Quarantine(c.Agent, "its ledger was replaced")
-		}
-	}
-	h.run()
-	if up := h.up(row.Num, 1); !up.Session.LedgerNew || up.Session.LedgerID != a.Ledger {
-		t.Errorf("session %+v", up.Session)
-	}
-	h.down(row.Num, 1)
-	e := h.event("quarantined", func(e fleet.Event) bool { return e.View.Status == fleet.Quarantined && e.What == fleet.EventChanged })
-	if e.View.Live.Health != fleet.HealthQuarantined || e.View.StatusWhy != "its ledger was replaced" {
-		t.Errorf("view %+v", e.View)
-	}
-	if stored := h.store.Row(row.Num); stored.LedgerID != row.LedgerID || stored.Status != fleet.Quarantined {
-		t.Errorf("stored %+v", stored)
-	}
-	if _, err := h.Ping(t.Context(), row.ID); fault.CodeOf(err) != "agent_quarantined" {
-		t.Errorf("ping: %v", err)
-	}
-	if _, err := h.Approve(t.Context(), row.ID, "user:a"); err != nil {
-		t.Fatal(err)
-	}
-	if up := h.up(row.Num, 2); up.Session.LedgerNew {
-		t.Error("the approved ledger is still new")
-	}
-	if stored := h.store.Row(row.Num); stored.LedgerID != a.Ledger || stored.Status != fleet.Active {
-		t.Errorf("stored %+v", stored)
-	}
-	if _, err := h.Approve(t.Context(), row.ID, "user:a"); fault.CodeOf(err) != fleet.CodeNotQuarantined {
-		t.Errorf("approved twice: %v", err)
-	}
-}
-
-// TestALedgerIsRecordedOnceTheQueueGoesOn: without quarantine, giving work is
-// the queue's word that nothing of the old ledger is open.
-func TestALedgerIsRecordedOnceTheQueueGoesOn(t *testing.T) {
-	t.Parallel()
-	h := newHarness(t, quick(), nil)
-	a := fleettest.NewAgent(t, h.authority, "a")
-	row := a.Row(a.Start(t))
-	row.LedgerID = uuid.NewV4()
-	row = h.store.Add(row)
-	h.run()
-	h.up(row.Num, 1)
-	if stored := h.store.Row(row.Num); stored.LedgerID != row.LedgerID {
-		t.Error("recorded too early")
-	}
-	h.give(row.Num, 1, "1")
-	h.queue.Wait(t, 1, "the recorded ledger", func(c fleettest.Call) bool { return c.Method == "changed" && c.Changed.LedgerID == a.Ledger })
-}
-
 // TestTwoProcessesWithOneIdentityAreQuarantined: a copied machine.
 func TestTwoProcessesWithOneIdentityAreQuarantined(t *testing.T) {
 	t.Parallel()
@@ -412,5 +350,3 @@ func TestAWaitingDatabaseEndsNoSession(t *testing.T) {
 		t.Error("the session ended")
 	}
 }
-
-var _ tasks.Runner = (*fleet.Fleet)(nil)

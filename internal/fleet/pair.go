@@ -295,7 +295,7 @@ func (p *pairing) enrol(ctx context.Context, csr []byte) (View, error) {
 		return View{}, err
 	}
 	p.f.mu.Lock()
-	epoch := p.f.leases[tasks.ShardOf(row.ID)].Epoch
+	epoch := p.f.held[tasks.ShardOf(row.ID)].lease.Epoch
 	p.f.mu.Unlock()
 	bundle := p.f.roots.Certificates()
 	grant := &agentpb.PairEnrol{Certificate: cert.Raw, Fleet: p.authority.Fleet(), Shard: int32(tasks.ShardOf(row.ID)), Epoch: epoch}
@@ -352,7 +352,7 @@ func (p *pairing) name() string {
 // explain tells apart what people can do something about. What a stranger at
 // the address says is never repeated.
 func (p *pairing) explain(err error) error {
-	first, _ := p.link.failure()
+	_, first := p.link.failure()
 	if e, ok := errors.AsType[*fault.Error](first); ok && e.Code == CodeAddressRefused {
 		return e
 	}

@@ -14,13 +14,24 @@ import (
 // Own implements tasks.Runner.
 func (f *Fleet) Own(leases []tasks.Lease) {
 	f.mu.Lock()
-	f.leases, f.owned = [tasks.NumShards]tasks.Lease{}, [tasks.NumShards]bool{}
+	before := f.held
+	f.held = [tasks.NumShards]holding{}
+	gained := false
 	for _, l := range leases {
-		if l.Shard >= 0 && l.Shard < tasks.NumShards {
-			f.leases[l.Shard], f.owned[l.Shard] = l, true
+		if l.Shard < 0 || l.Shard >= tasks.NumShards {
+			continue
 		}
+		h := holding{lease: l, owned: true}
+		if was := before[l.Shard]; was.owned && was.lease.Epoch == l.Epoch {
+			h.read = was.read
+		}
+		gained = gained || !h.read
+		f.held[l.Shard] = h
 	}
 	f.mu.Unlock()
+	if gained {
+		wake(f.reload)
+	}
 	for _, p := range f.reg.all() {
 		f.arrange(p.m)
 	}
@@ -174,6 +185,9 @@ func (f *Fleet) Quarantine(agent tasks.AgentNum, why string) {
 		return
 	}
 	m.pending = clean(why, maxSentence)
+	if m.row.LedgerID != uuid.Nil() && m.ledger != uuid.Nil() && m.ledger != m.row.LedgerID {
+		m.pending = withLedger(why, m.ledger)
+	}
 	m.row.Status, m.row.StatusWhy = Quarantined, m.pending
 	m.mu.Unlock()
 	f.arrange(m)
@@ -188,13 +202,24 @@ func (f *Fleet) soon(m *member) {
 	wake(f.upkeep)
 }
 
-// leaseOf gives the lease of the member's shard, and whether it is ours and
-// the fleet runs.
-func (f *Fleet) leaseOf(m *member) (tasks.Lease, bool) {
+// holding is what is known of a shard's lease.
+type holding struct {
+	lease tasks.Lease
+	owned bool
+	// read says that the rows were read since the shard was gained. Nobody is
+	// dialled before: the owner before us may have recorded a ledger, and one
+	// that we do not know of would be trusted.
+	read bool
+}
+
+// holdingOf gives what is known of the lease of the member's shard; nothing is
+// owned while the fleet does not run.
+func (f *Fleet) holdingOf(m *member) holding {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	shard := tasks.ShardOf(m.id)
-	return f.leases[shard], f.owned[shard] && f.ctx != nil && f.ctx.Err() == nil
+	h := f.held[tasks.ShardOf(m.id)]
+	h.owned = h.owned && f.ctx != nil && f.ctx.Err() == nil
+	return h
 }
 
 // setHealth changes what is said of a member's connection. Only a change of

@@ -158,9 +158,13 @@ func (s *session) record(w *agentpb.Welcome) error {
 	version, host, os := clean(w.GetVersion(), maxName), clean(w.GetHostname(), maxName), clean(w.GetOs(), maxName)
 	s.m.mu.Lock()
 	row := s.m.row
-	s.m.ledger, s.m.settled = s.up.LedgerID, false
+	// A settled ledger counts as on record, even if it is not yet stored: tasks
+	// may have been given since, and this ledger knows them.
+	settled := s.m.settled && s.m.ledger == s.up.LedgerID
+	s.m.ledger, s.m.settled = s.up.LedgerID, settled
 	s.m.mu.Unlock()
-	s.up.LedgerNew = row.LedgerID != uuid.Nil() && row.LedgerID != s.up.LedgerID
+	s.up.LedgerNew = row.LedgerID != uuid.Nil() && row.LedgerID != s.up.LedgerID && !settled
+	s.up.LedgerApproved = s.up.LedgerNew && row.approved() == s.up.LedgerID
 	ledger := s.up.LedgerID
 	if s.up.LedgerNew {
 		ledger = row.LedgerID
@@ -188,8 +192,8 @@ func (s *session) settle() {
 		return
 	}
 	s.m.mu.Lock()
-	first := !s.m.settled
-	s.m.settled = true
+	first := !s.m.settled && s.m.ledger == s.up.LedgerID
+	s.m.settled = s.m.settled || first
 	s.m.mu.Unlock()
 	if first {
 		s.f.soon(s.m)
@@ -212,7 +216,7 @@ func (s *session) whyNot(l *link, dial pki.AgentDial, err error) *trouble {
 	if status.Code(err) == codes.Unimplemented {
 		return &trouble{cause: CauseNotAnAgent, address: s.address, err: err, sentence: s.address + " answers, but does not offer sessions"}
 	}
-	if first, _ := l.failure(); first == nil { // the connection stands
+	if _, first := l.failure(); first == nil { // the connection stands
 		return &trouble{cause: CauseEnded, address: s.address, err: err, sentence: "the agent at " + s.address + " refused the session"}
 	}
 	return s.f.dialer.explain(l, dial)
