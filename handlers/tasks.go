@@ -64,7 +64,13 @@ func (s *server) submitTask(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	begin := time.Now()
-	t, err := s.cfg.Tasks.Submit(r.Context(), sub, principal(r).Actor(), key)
+	var t *tasks.Task
+	if wait > 0 {
+		keepOpen(w, tasks.DefaultSubmitWait+wait)
+		t, err = s.cfg.Tasks.SubmitAndWait(r.Context(), sub, principal(r).Actor(), key, wait)
+	} else {
+		t, err = s.cfg.Tasks.Submit(r.Context(), sub, principal(r).Actor(), key)
+	}
 	if err != nil {
 		return err
 	}
@@ -73,7 +79,6 @@ func (s *server) submitTask(w http.ResponseWriter, r *http.Request) error {
 	noteReplay(h, key, begin, t)
 	status := http.StatusAccepted
 	if wait > 0 {
-		t = s.await(w, r, t, wait)
 		if preferred {
 			h.Set("Preference-Applied", "wait="+strconv.Itoa(int(wait.Seconds())))
 		}
@@ -289,12 +294,15 @@ func (s *server) getTask(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	t, err := s.cfg.Tasks.Get(r.Context(), id)
+	var t *tasks.Task
+	if wait > 0 {
+		keepOpen(w, wait)
+		t, err = s.cfg.Tasks.Wait(r.Context(), id, wait)
+	} else {
+		t, err = s.cfg.Tasks.Get(r.Context(), id)
+	}
 	if err != nil {
 		return err
-	}
-	if wait > 0 && t.State != tasks.StateCompleted {
-		t = s.await(w, r, t, wait)
 	}
 	buf := s.bodies.get()
 	defer s.bodies.put(buf)
@@ -346,18 +354,6 @@ func pathTask(r *http.Request) (tasks.ID, error) {
 		return 0, fault.Newf(fault.NotFound, "unknown_task", "There is no task %q; ids of tasks are numbers.", clip(text))
 	}
 	return tasks.ID(n), nil
-}
-
-// await waits for the end of a task, and gives it as it is then. That the
-// database went away meanwhile is no failure of the wait: what is known of the
-// task is answered.
-func (s *server) await(w http.ResponseWriter, r *http.Request, t *tasks.Task, d time.Duration) *tasks.Task {
-	keepOpen(w, d)
-	now, err := s.cfg.Tasks.Wait(r.Context(), t.ID, d)
-	if err != nil {
-		return t
-	}
-	return now
 }
 
 // noteReplay tells the client that its key was known: the task is older than

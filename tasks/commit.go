@@ -31,7 +31,6 @@ func (l *loop) commitOps(ctx context.Context, p *plan, ops []*op) error {
 	t := l.turnOf(ops)
 	res, err := l.write(ctx, t)
 	if err == nil {
-		p.at = res.At
 		note(ops, res)
 		return nil
 	}
@@ -146,7 +145,7 @@ func note(ops []*op, r *TurnResult) {
 	}
 	var sets [opInsert + 1]map[ID]struct{}
 	for _, o := range ops {
-		o.state = opDone
+		o.state, o.at = opDone, r.At
 		if k := o.kind; k != opOutput && len(written[k]) != asked[k] {
 			if sets[k] == nil {
 				sets[k] = make(map[ID]struct{}, len(written[k]))

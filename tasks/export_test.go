@@ -22,3 +22,14 @@ func (m *Manager) Deafen() {
 		l.deaf.Store(true)
 	}
 }
+
+// Waiting is how many wait for the end of a task.
+func (h *Hub) Waiting() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := 0
+	for _, ws := range h.waiters {
+		n += len(ws)
+	}
+	return n
+}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"uuid"
 
@@ -54,7 +55,28 @@ type Event struct {
 	Agent   uuid.UUID // Nil = not about an agent
 	State   State     // of the task, or "" (agents: their health)
 	Outcome Outcome
+
+	end *completion // for waiters alone: streams and the ring never hold it
 }
+
+// completion is what the write loop knows of an end that is on disk: with it a
+// task that was read before needs not be read again.
+type completion struct {
+	attempt     int
+	startedAt   time.Time // zero = never started
+	completedAt time.Time
+	ending      Ending
+}
+
+// waiter is somebody who waits for the end of one task. It is told once; nil
+// means that the task is completed and must be read.
+type waiter struct {
+	told chan *completion
+	id   ID   // 0 = its task is not on disk yet; guarded by Hub.mu
+	left bool // guarded by Hub.mu
+}
+
+func newWaiter() *waiter { return &waiter{told: make(chan *completion, 1)} }
 
 // MarshalJSON gives the small payload {type, id, agent, state, outcome}.
 func (e Event) MarshalJSON() ([]byte, error) {
@@ -84,7 +106,8 @@ type Hub struct {
 	topics  map[string]map[*Subscription]struct{} // tasks, agents, controller
 	tasks   map[ID]map[*Subscription]struct{}
 	agents  map[uuid.UUID]map[*Subscription]struct{}
-	waiters map[ID][]chan Event
+	waiters map[ID][]*waiter
+	waiting atomic.Int64 // how many are in waiters
 }
 
 // NewHub makes a Hub whose event ids no earlier Hub has used.
@@ -92,7 +115,7 @@ func NewHub() *Hub {
 	return &Hub{
 		start:  strconv.FormatInt(time.Now().UnixNano(), 36),
 		topics: map[string]map[*Subscription]struct{}{}, tasks: map[ID]map[*Subscription]struct{}{},
-		agents: map[uuid.UUID]map[*Subscription]struct{}{}, waiters: map[ID][]chan Event{},
+		agents: map[uuid.UUID]map[*Subscription]struct{}{}, waiters: map[ID][]*waiter{},
 	}
 }
 
@@ -272,13 +295,31 @@ func (h *Hub) Publish(events ...Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, e := range events {
+		end := e.end
+		e.end = nil
 		h.n++
 		if h.listening() {
 			e.ID = h.id(h.n)
 		}
 		h.ring[h.n%hubRing] = e
 		h.deliver(e)
+		if e.Type == EventCompleted {
+			h.release(e.Task, end)
+		}
 	}
+}
+
+// release tells everybody who waits for a task; the caller holds mu.
+func (h *Hub) release(id ID, end *completion) {
+	ws, ok := h.waiters[id]
+	if !ok {
+		return
+	}
+	for _, w := range ws {
+		w.told <- end // has room for the one end of its one task
+	}
+	delete(h.waiters, id)
+	h.waiting.Add(-int64(len(ws)))
 }
 
 func (h *Hub) id(n uint64) string { return h.start + "-" + strconv.FormatUint(n, 10) }
@@ -304,12 +345,6 @@ func (h *Hub) deliver(e Event) {
 	for s := range h.tasks[e.Task] {
 		h.send(s, e)
 	}
-	if e.Type == EventCompleted {
-		for _, w := range h.waiters[e.Task] {
-			w <- e // has room for its one event
-		}
-		delete(h.waiters, e.Task)
-	}
 }
 
 // send gives an event to a reader, once. A reader that lags gets a reset in
@@ -327,26 +362,40 @@ func (h *Hub) send(s *Subscription, e Event) {
 	s.events <- e
 }
 
-// await gives a channel that receives the terminal event of a task, once.
-func (h *Hub) await(id ID) chan Event {
-	w := make(chan Event, 1)
+// join lets a waiter wait for a task. One that joins before the commit of the
+// end is told of it; whoever joins later must read the task afterwards.
+func (h *Hub) join(w *waiter, id ID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if w.left {
+		return
+	}
+	w.id = id
 	h.waiters[id] = append(h.waiters[id], w)
-	return w
+	h.waiting.Add(1)
 }
 
 // leave takes a waiter back that has had enough.
-func (h *Hub) leave(id ID, w chan Event) {
+func (h *Hub) leave(w *waiter) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	ws := slices.DeleteFunc(h.waiters[id], func(x chan Event) bool { return x == w })
-	if len(ws) == 0 {
-		delete(h.waiters, id)
+	w.left = true
+	ws := h.waiters[w.id]
+	i := slices.Index(ws, w)
+	if i < 0 {
 		return
 	}
-	h.waiters[id] = ws
+	h.waiting.Add(-1)
+	if len(ws) == 1 {
+		delete(h.waiters, w.id)
+		return
+	}
+	h.waiters[w.id] = slices.Delete(ws, i, i+1)
 }
+
+// awaited says whether anybody waits for any task. Asked after a commit, no is
+// final for its tasks: who comes later reads what was committed.
+func (h *Hub) awaited() bool { return h.waiting.Load() > 0 }
 
 // LastEventID gives the id of the newest event, for a page that is rendered
 // now and subscribes afterwards without a gap.

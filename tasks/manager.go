@@ -253,6 +253,18 @@ func (m *Manager) loopOfAgent(num AgentNum) (*loop, Shard, bool) {
 	return m.loopOf(s), s, true
 }
 
+// epochOf gives the number under which the agent is held here; false when it
+// is not, or may not be any more.
+func (m *Manager) epochOf(num AgentNum) (int64, bool) {
+	l, shard, ok := m.loopOfAgent(num)
+	if !ok || !m.keeper.trusted(time.Now()) {
+		return 0, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.epoch(shard)
+}
+
 // known gives what was told of an agent.
 func (m *Manager) known(num AgentNum) (Agent, bool) {
 	m.dirMu.RLock()

@@ -45,6 +45,7 @@ type op struct {
 	q      Queued // of a claim; of a requeue what goes back
 	sub    *submission
 	cancel *cancelRequest // waits for the answer
+	at     time.Time      // when it was written, by the store's clock
 	err    error
 }
 
@@ -78,8 +79,7 @@ func (o *op) answer(out *effects, err error) {
 type plan struct {
 	no   uint64
 	ops  []*op
-	at   time.Time // by the store's clock
-	took int       // ops taken from loop.ops
+	took int // ops taken from loop.ops
 	subs int       // submissions looked at
 	keys map[planKey]struct{}
 }

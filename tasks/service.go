@@ -15,7 +15,7 @@ import (
 const (
 	MaxWait = 120 * time.Second // longer connections are cut by proxies
 
-	waitPoll   = time.Second           // when the owner is elsewhere, nobody tells us
+	waitPoll   = time.Second           // between looks at who owns the agent: another owner does not tell us
 	cancelPoll = 20 * time.Millisecond // between looks at a task that moves
 	cancelWait = 10 * time.Second      // until a cancel that cannot be stored is given up
 )
@@ -50,11 +50,31 @@ func NewService(cfg ServiceConfig) *Service {
 // Submit stores one task and returns it once it is on disk. With a key that
 // was used before for the same body it returns the task stored then.
 func (s *Service) Submit(ctx context.Context, sub Submission, actor string, key Idempotency) (*Task, error) {
-	list, err := s.submit(ctx, []Submission{sub}, actor, key, "")
+	list, err := s.submit(ctx, []Submission{sub}, actor, key, "", nil)
 	if err != nil {
 		return nil, err
 	}
 	return &list[0], nil
+}
+
+// SubmitAndWait is Submit followed by Wait, but nothing is read back: the task
+// is known, and its end comes from the write loop after the commit. Errors are
+// those of Submit; once the task is stored it is given as it is known.
+func (s *Service) SubmitAndWait(ctx context.Context, sub Submission, actor string, key Idempotency, d time.Duration) (*Task, error) {
+	w := newWaiter()
+	defer s.hub.leave(w)
+	list, err := s.submit(ctx, []Submission{sub}, actor, key, "", w)
+	if err != nil {
+		return nil, err
+	}
+	t := &list[0]
+	if w.id != 0 {
+		return s.follow(ctx, w, t, d), nil
+	}
+	if now, err := s.Wait(ctx, t.ID, d); err == nil { // it was a replay
+		t = now
+	}
+	return t, nil
 }
 
 // SubmitBatch stores up to MaxBatch tasks. All are checked first; if one is
@@ -70,16 +90,21 @@ func (s *Service) SubmitBatch(ctx context.Context, subs []Submission, actor stri
 		return nil, fault.Newf(fault.TooLarge, "batch_too_large", "The batch names %d tasks; at most %d are taken at once.", len(subs), MaxBatch).
 			WithHint("Send it in several requests.")
 	}
-	return s.submit(ctx, subs, actor, key, "/tasks/")
+	return s.submit(ctx, subs, actor, key, "/tasks/", nil)
 }
 
-func (s *Service) submit(ctx context.Context, subs []Submission, actor string, key Idempotency, prefix string) ([]Task, error) {
+// submit checks and stores. w, which comes with a single submission, waits for
+// its end; w.id stays 0 when the task was there before.
+func (s *Service) submit(ctx context.Context, subs []Submission, actor string, key Idempotency, prefix string, w *waiter) ([]Task, error) {
 	if !validText(actor) || len(actor) > maxActor {
 		return nil, fault.New(fault.Invalid, "invalid_actor", "The name of who submits is not text, or is too long.")
 	}
 	list, err := s.check(subs, actor, prefix)
 	if err != nil {
 		return nil, err
+	}
+	if w != nil {
+		list[0].waiter = w
 	}
 	if key.Key != "" {
 		return s.submitKeyed(ctx, list, key)
@@ -142,7 +167,7 @@ func (s *Service) submitKeyed(ctx context.Context, list []submission, key Idempo
 	var fresh []submission
 	for i := range list {
 		if known[i] == 0 {
-			fresh = append(fresh, submission{ins: list[i].ins, agent: list[i].agent, shard: list[i].shard})
+			fresh = append(fresh, submission{ins: list[i].ins, agent: list[i].agent, shard: list[i].shard, waiter: list[i].waiter})
 			n := len(fresh) - 1
 			fresh[n].ins.Key, fresh[n].ins.KeyIndex = &key, i
 		}
@@ -347,27 +372,66 @@ func (s *Service) tryCancel(ctx context.Context, id ID, actor string) error {
 }
 
 // Wait gives the task when it is completed, or as it is after d (at most
-// MaxWait) or when ctx ends.
+// MaxWait) or when ctx ends. It reads once; that the database cannot be read
+// later is no error: what is known is given.
 func (s *Service) Wait(ctx context.Context, id ID, d time.Duration) (*Task, error) {
-	w := s.hub.await(id)
-	defer s.hub.leave(id, w)
-	timer := time.NewTimer(min(d, MaxWait))
-	defer timer.Stop()
+	w := newWaiter()
+	s.hub.join(w, id)
+	defer s.hub.leave(w)
 	t, err := s.Get(ctx, id)
-	for err == nil && t.State != StateCompleted {
-		var poll <-chan time.Time
-		if t.Waiting != nil && t.Waiting.Cause == CauseElsewhere {
-			poll = time.After(waitPoll)
-		}
-		select {
-		case <-w:
-		case <-poll:
-		case <-timer.C:
-			return s.Get(ctx, id)
-		case <-ctx.Done():
-			return t, nil
-		}
-		t, err = s.Get(ctx, id)
+	if err != nil || t.State == StateCompleted {
+		return t, err
 	}
-	return t, err
+	return s.follow(ctx, w, t, d), nil
+}
+
+// follow gives t when it has ended. The waiter hears of ends that this
+// controller writes; while another one owns the agent, and once after each
+// change of hands, the database is asked.
+func (s *Service) follow(ctx context.Context, w *waiter, t *Task, d time.Duration) *Task {
+	end := time.Now().Add(min(d, MaxWait))
+	epoch, _ := s.m.epochOf(t.Agent.Num)
+	timer := time.NewTimer(min(d, waitPoll))
+	defer timer.Stop()
+	for {
+		select {
+		case c := <-w.told:
+			return s.ended(ctx, t, c)
+		case <-ctx.Done():
+			return t
+		case <-timer.C:
+		}
+		left := time.Until(end)
+		now, here := s.m.epochOf(t.Agent.Num)
+		if !here || now != epoch || left <= 0 {
+			epoch = now
+			t = s.reread(ctx, t)
+		}
+		if t.State == StateCompleted || left <= 0 {
+			return t
+		}
+		timer.Reset(min(left, waitPoll))
+	}
+}
+
+// ended gives a task as it is on disk after c.
+func (s *Service) ended(ctx context.Context, t *Task, c *completion) *Task {
+	// The not_before of a task that was seen in a back-off is that of the
+	// back-off, not its own.
+	if c == nil || t.State == StateNew && t.Attempt > 0 {
+		return s.reread(ctx, t)
+	}
+	done := *t
+	done.State, done.Attempt, done.Ending = StateCompleted, c.attempt, c.ending
+	done.StartedAt, done.CompletedAt = c.startedAt, c.completedAt
+	done.CancelRequestedAt, done.Waiting = time.Time{}, nil // the ending tells
+	return &done
+}
+
+// reread gives the task as it is now, or as it is known when it cannot be read.
+func (s *Service) reread(ctx context.Context, t *Task) *Task {
+	if now, err := s.Get(ctx, t.ID); err == nil {
+		return now
+	}
+	return t
 }

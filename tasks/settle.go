@@ -74,7 +74,7 @@ func (l *loop) flush() {
 func (l *loop) settle(p *plan) {
 	var parted []Shard
 	for _, o := range p.ops {
-		if !l.settleOp(p, o) {
+		if !l.settleOp(o) {
 			l.m.metrics.mismatches.Inc()
 			l.log.Error("the queue on disk differs from memory; the shard is read again",
 				"shard", int(o.a.shard), "task_id", o.id(), "agent", o.a.info.ID, "part", int(o.kind))
@@ -89,7 +89,7 @@ func (l *loop) settle(p *plan) {
 }
 
 // settleOp applies one op; false when disk and memory have parted.
-func (l *loop) settleOp(p *plan, o *op) bool {
+func (l *loop) settleOp(o *op) bool {
 	if o.state == opPending {
 		return true
 	}
@@ -98,19 +98,19 @@ func (l *loop) settleOp(p *plan, o *op) bool {
 		l.settleOutput(o)
 	case opFinish:
 		if o.f == nil {
-			return l.settleUnstarted(p, o)
+			return l.settleUnstarted(o)
 		}
-		return l.settleStarted(p, o)
+		return l.settleStarted(o)
 	case opRequeue:
-		return l.settleRequeue(p, o)
+		return l.settleRequeue(o)
 	case opCancel:
 		l.settleCancel(o)
 	case opDue:
 		l.settleDue(o)
 	case opClaim:
-		return l.settleClaim(p, o)
+		return l.settleClaim(o)
 	case opInsert:
-		return l.settleInsert(p, o)
+		return l.settleInsert(o)
 	}
 	return true
 }
@@ -155,7 +155,7 @@ func (l *loop) settleOutput(o *op) {
 	l.out.events = append(l.out.events, Event{Type: EventOutput, Task: o.out.ID, Agent: o.a.info.ID})
 }
 
-func (l *loop) settleStarted(p *plan, o *op) bool {
+func (l *loop) settleStarted(o *op) bool {
 	if o.state != opDone {
 		return false
 	}
@@ -171,34 +171,40 @@ func (l *loop) settleStarted(p *plan, o *op) bool {
 	a.forget = append(a.forget, o.fin.ID)
 	l.out.forgets = append(l.out.forgets, a)
 	l.m.stats.landed(l)
-	l.completed(p, a, f, o.fin)
+	l.completed(o, f)
 	l.touch(a)
 	return true
 }
 
-// completed tells everybody of one completion that is on disk.
-func (l *loop) completed(p *plan, a *agent, f *flight, fin *Finish) {
-	q := &Queued{}
-	if f != nil {
-		q = &f.q
+// completed tells everybody of one completion that is on disk; f is nil when
+// the task has not started.
+func (l *loop) completed(o *op, f *flight) {
+	fin, q := o.fin, &Queued{}
+	e := Event{
+		Type: EventCompleted, Task: fin.ID, Agent: o.a.info.ID, State: StateCompleted, Outcome: fin.Ending.Outcome,
 	}
-	l.out.events = append(l.out.events, Event{
-		Type: EventCompleted, Task: fin.ID, Agent: a.info.ID, State: StateCompleted, Outcome: fin.Ending.Outcome,
-	})
+	if l.m.cfg.Hub.awaited() {
+		e.end = &completion{attempt: fin.Attempt, completedAt: o.at, ending: fin.Ending}
+		if f != nil {
+			e.end.startedAt = f.startedAt
+		}
+	}
+	l.out.events = append(l.out.events, e)
 	ran, total := time.Duration(-1), time.Duration(-1)
 	if f != nil {
+		q = &f.q
 		ran, total = l.now.Sub(f.since), l.now.Sub(q.CreatedAt)
 	}
 	l.m.stats.completed(fin.Ending.Outcome, ran)
 	l.m.metrics.finished(fin.Ending.Outcome, total)
 	if l.m.hooks.wants(q.Kind) {
 		l.out.done = append(l.out.done, Completed{
-			ID: fin.ID, Agent: a.num, Kind: q.Kind, Ending: fin.Ending, CompletedAt: p.at,
+			ID: fin.ID, Agent: o.a.num, Kind: q.Kind, Ending: fin.Ending, CompletedAt: o.at,
 		})
 	}
 }
 
-func (l *loop) settleUnstarted(p *plan, o *op) bool {
+func (l *loop) settleUnstarted(o *op) bool {
 	delete(l.pinned, o.fin.ID)
 	switch o.state {
 	case opMissing:
@@ -218,12 +224,12 @@ func (l *loop) settleUnstarted(p *plan, o *op) bool {
 	} else {
 		l.queued(o.a, -1)
 	}
-	l.completed(p, o.a, nil, o.fin)
+	l.completed(o, nil)
 	o.answer(&l.out, nil)
 	return true
 }
 
-func (l *loop) settleRequeue(p *plan, o *op) bool {
+func (l *loop) settleRequeue(o *op) bool {
 	if o.state != opDone {
 		return false
 	}
@@ -232,7 +238,7 @@ func (l *loop) settleRequeue(p *plan, o *op) bool {
 	a.land(o.f)
 	l.m.stats.landed(l)
 	a.freeSince = l.now
-	if o.rq.NotBefore.After(p.at) {
+	if o.rq.NotBefore.After(o.at) {
 		l.postponed(a.shard, 1)
 	} else {
 		l.returned(a)
@@ -289,20 +295,21 @@ func (l *loop) returned(a *agent) {
 	}
 }
 
-func (l *loop) settleClaim(p *plan, o *op) bool {
+func (l *loop) settleClaim(o *op) bool {
 	if o.state != opDone {
 		return false
 	}
 	o.a.drop(o.q.ID)
 	l.queued(o.a, -1)
-	l.begin(p, o.a, o.q)
+	l.begin(o, o.q)
 	return true
 }
 
 // begin puts a task that is started on disk into the slot and hands it over.
-func (l *loop) begin(p *plan, a *agent, q Queued) {
+func (l *loop) begin(o *op, q Queued) {
+	a := o.a
 	epoch := l.shards[a.shard].lease.Epoch
-	a.flights = append(a.flights, &flight{q: q, epoch: epoch, startedAt: p.at, since: l.now})
+	a.flights = append(a.flights, &flight{q: q, epoch: epoch, startedAt: o.at, since: l.now})
 	l.out.execs = append(l.out.execs, assigned{Assignment: Assignment{Queued: q, Epoch: epoch, Forget: a.forget}, downs: a.downs})
 	a.forget = nil
 	l.out.events = append(l.out.events, Event{Type: EventStarted, Task: q.ID, Agent: a.info.ID, State: StateWaiting})
@@ -311,7 +318,7 @@ func (l *loop) begin(p *plan, a *agent, q Queued) {
 	a.flights[len(a.flights)-1].q.Args = ""
 }
 
-func (l *loop) settleInsert(p *plan, o *op) bool {
+func (l *loop) settleInsert(o *op) bool {
 	s, a := o.sub, o.a
 	switch {
 	case o.state == opRefused:
@@ -332,13 +339,16 @@ func (l *loop) settleInsert(p *plan, o *op) bool {
 		Agent: a.num, Priority: s.ins.Priority, ID: s.ins.ID, Kind: s.ins.Kind, Args: s.ins.Args,
 		Delivery: s.ins.Delivery, Timeout: s.ins.Timeout, CreatedAt: s.ins.CreatedAt, ExpiresAt: s.ins.ExpiresAt,
 	}
+	if s.waiter != nil { // before anything can end the task
+		l.m.cfg.Hub.join(s.waiter, q.ID)
+	}
 	l.m.stats.submitted()
 	l.out.events = append(l.out.events, Event{Type: EventCreated, Task: q.ID, Agent: a.info.ID, State: StateNew})
 	switch {
 	case s.ins.Started:
 		q.Attempt = 1
-		s.startedAt = p.at
-		l.begin(p, a, q)
+		s.startedAt = o.at
+		l.begin(o, q)
 	case s.ins.NotBefore.After(s.ins.CreatedAt):
 		l.postponed(a.shard, 1)
 	default:

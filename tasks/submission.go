@@ -25,6 +25,9 @@ type submission struct {
 	size  int64
 	state atomic.Int32
 	group *group
+	// waiter joins the Hub when the task is stored, and not when it was a
+	// replay; nil = nobody waits for the end.
+	waiter *waiter
 
 	// Set before release.
 	err       error
