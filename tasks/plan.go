@@ -80,7 +80,7 @@ type plan struct {
 	no   uint64
 	ops  []*op
 	took int // ops taken from loop.ops
-	subs int       // submissions looked at
+	subs int // submissions looked at
 	keys map[planKey]struct{}
 }
 
