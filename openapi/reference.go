@@ -248,11 +248,11 @@ const referenceHTML = `<!doctype html>
 {{range .Groups}}{{if .Operations}}<section aria-labelledby="tag-{{.Name}}"><h2 id="tag-{{.Name}}">{{.Name}}</h2><p>{{.Description}}</p>
 {{range .Operations}}<article id="{{.OperationID}}"><h3><span class="method">{{upper .Method}}</span> <code>{{.Path}}</code></h3>
 <p><strong>{{.Summary}}</strong>{{if .Description}} {{.Description}}{{end}}{{if not .Security}} <em>Needs no credential.</em>{{end}}</p>
-{{if .Parameters}}<table><caption>Parameters</caption><thead><tr><th scope="col">Name</th><th scope="col">In</th><th scope="col">Type</th><th scope="col">Meaning</th></tr></thead><tbody>
+{{if .Parameters}}<table tabindex="0"><caption>Parameters</caption><thead><tr><th scope="col">Name</th><th scope="col">In</th><th scope="col">Type</th><th scope="col">Meaning</th></tr></thead><tbody>
 {{range .Parameters}}<tr><th scope="row"><code>{{.Name}}</code>{{if .Required}} *{{end}}</th><td>{{.In}}</td><td>{{typeOf .Schema}}</td><td>{{.Description}}</td></tr>
 {{end}}</tbody></table>{{end}}
 {{with linkOf (json .RequestBody.Content)}}<p>Body: <a href="#schema-{{.}}">{{.}}</a></p>{{end}}
-<table><caption>Answers</caption><thead><tr><th scope="col">Status</th><th scope="col">Meaning</th><th scope="col">Body</th></tr></thead><tbody>
+<table tabindex="0"><caption>Answers</caption><thead><tr><th scope="col">Status</th><th scope="col">Meaning</th><th scope="col">Body</th></tr></thead><tbody>
 {{range $status, $r := .Responses}}<tr><th scope="row">{{$status}}</th><td>{{$r.Description}}</td><td>{{with linkOf (json $r.Content)}}<a href="#schema-{{.}}">{{.}}</a>{{end}}</td></tr>
 {{end}}</tbody></table>
 <pre tabindex="0"><code>{{curl .}}</code></pre>
@@ -261,7 +261,7 @@ const referenceHTML = `<!doctype html>
 {{end}}
 <section aria-labelledby="schemas"><h2 id="schemas">Schemas</h2>
 {{range .Schemas}}<article><h3 id="schema-{{.Name}}">{{.Name}}</h3>{{with .Enum}}<p>One of: {{.}}</p>{{end}}
-{{if .Rows}}<table><thead><tr><th scope="col">Field</th><th scope="col">Type</th><th scope="col">Meaning</th></tr></thead><tbody>
+{{if .Rows}}<table tabindex="0"><thead><tr><th scope="col">Field</th><th scope="col">Type</th><th scope="col">Meaning</th></tr></thead><tbody>
 {{range .Rows}}<tr><th scope="row"><code>{{.Name}}</code>{{if .Required}} *{{end}}</th><td>{{if .Link}}<a href="#schema-{{.Link}}">{{.Type}}</a>{{else}}{{.Type}}{{end}}</td><td>{{.Description}}</td></tr>
 {{end}}</tbody></table>{{end}}</article>
 {{end}}</section>
