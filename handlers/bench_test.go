@@ -54,6 +54,16 @@ func BenchmarkRefusedSubmit(b *testing.B) {
 	benchServe(b, newRig(b), "POST", "/api/v1/tasks", `{"agent":"alpha","kind":"core.echo","args":{"hello":"world"},"timeout":"0s"}`, http.StatusUnprocessableEntity)
 }
 
+// nowhere is a client that costs nothing.
+type nowhere struct {
+	header http.Header
+	status int
+}
+
+func (w *nowhere) Header() http.Header         { return w.header }
+func (w *nowhere) WriteHeader(status int)      { w.status = status }
+func (w *nowhere) Write(b []byte) (int, error) { return len(b), nil }
+
 // BenchmarkBatch submits 1,000 tasks in one call.
 func BenchmarkBatch(b *testing.B) {
 	rig := newRig(b)
@@ -61,10 +71,10 @@ func BenchmarkBatch(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(int64(len(body)))
 	for b.Loop() {
-		w := httptest.NewRecorder()
+		w := &nowhere{header: http.Header{}}
 		rig.handler.ServeHTTP(w, rig.request(b, "POST", "/api/v1/tasks/batch", body, auth.Operator, nil))
-		if w.Code != http.StatusAccepted && w.Code != http.StatusTooManyRequests {
-			b.Fatalf("%d: %s", w.Code, w.Body)
+		if w.status != http.StatusAccepted && w.status != http.StatusTooManyRequests {
+			b.Fatal(w.status)
 		}
 	}
 	b.ReportMetric(1000*float64(b.N)/b.Elapsed().Seconds(), "tasks/s")

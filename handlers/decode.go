@@ -23,24 +23,43 @@ const (
 	maxSmallBody = 64 << 10 // sign-in, tokens, agents
 )
 
-// maxPooled is the largest buffer that goes back to the pool, so that one
-// large batch does not stay in memory for ever.
-const maxPooled = 1 << 20
+// Sizes of the buffers that are used again, in bytes. Small and large ones are
+// kept apart, so that a buffer that held a batch does not serve sign-ins. The
+// garbage collector takes those that lie idle.
+const (
+	smallBuffer = 64 << 10 // all requests but batches and large args
+	maxPooled   = 24 << 20 // the answer to the largest batch of ordinary tasks
+)
+
+// maxTrusted is how much memory a request gets on its Content-Length alone, in
+// bytes. Whoever claims more must have sent this much first: a flood of lying
+// headers must not cost the limit of a batch each.
+const maxTrusted = 256 << 10
 
 // bodies are buffers for request bodies and answers.
-type bodies struct{ pool sync.Pool }
+type bodies struct{ small, large sync.Pool }
 
-func (b *bodies) get() *bytes.Buffer {
-	if buf, ok := b.pool.Get().(*bytes.Buffer); ok {
-		buf.Reset()
-		return buf
+// get gives an empty buffer with room for size bytes.
+func (b *bodies) get(size int) *bytes.Buffer {
+	pool, least := &b.small, 4<<10
+	if size > smallBuffer {
+		pool, least = &b.large, size
 	}
-	return bytes.NewBuffer(make([]byte, 0, 4096))
+	buf, ok := pool.Get().(*bytes.Buffer)
+	if !ok {
+		return bytes.NewBuffer(make([]byte, 0, max(size, least)))
+	}
+	buf.Reset()
+	buf.Grow(size)
+	return buf
 }
 
 func (b *bodies) put(buf *bytes.Buffer) {
-	if buf.Cap() <= maxPooled {
-		b.pool.Put(buf)
+	switch {
+	case buf.Cap() <= smallBuffer+bytes.MinRead:
+		b.small.Put(buf)
+	case buf.Cap() <= maxPooled:
+		b.large.Put(buf)
 	}
 }
 
@@ -64,16 +83,33 @@ func checkContentType(r *http.Request) error {
 }
 
 // readBody reads the whole body into a pooled buffer; the caller puts it back.
+// The body is limited already; its Content-Length is only what a client says.
 func (s *server) readBody(r *http.Request) (*bytes.Buffer, error) {
-	buf := s.bodies.get()
-	if _, err := buf.ReadFrom(r.Body); err != nil {
-		s.bodies.put(buf)
-		if tooLong, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return nil, bodyTooLarge(tooLong.Limit)
-		}
-		return nil, fault.Wrap(err, fault.Malformed, "body_incomplete", "The request body ended too early.")
+	said := int(min(max(r.ContentLength, 0), callOf(r.Context()).body))
+	buf := s.bodies.get(min(said, maxTrusted) + bytes.MinRead)
+	err := readSaid(buf, r.Body, said)
+	if err == nil {
+		return buf, nil
 	}
-	return buf, nil
+	s.bodies.put(buf)
+	if tooLong, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return nil, bodyTooLarge(tooLong.Limit)
+	}
+	return nil, fault.Wrap(err, fault.Malformed, "body_incomplete", "The request body ended too early.")
+}
+
+// readSaid reads to the end without growing the buffer step by step when the
+// size was said truly.
+func readSaid(buf *bytes.Buffer, body io.Reader, said int) error {
+	if said > maxTrusted {
+		n, err := buf.ReadFrom(&io.LimitedReader{R: body, N: maxTrusted})
+		if err != nil || n < maxTrusted {
+			return err
+		}
+		buf.Grow(said - maxTrusted + bytes.MinRead)
+	}
+	_, err := buf.ReadFrom(body)
+	return err
 }
 
 // decode reads a small JSON body into v.

@@ -1,6 +1,7 @@
 package handlers
 
 import (
+	"context"
 	"net/http"
 
 	"github.com/go-chi/chi/v5"
@@ -32,4 +33,30 @@ func Table(cfg Config) (table []RouteInfo, served map[string]bool, err error) {
 		return nil
 	})
 	return table, served, err
+}
+
+// ReadBody reads a body as a route of this limit does, and gives what was read
+// and the memory that was held for it.
+func ReadBody(r *http.Request, limit int64) (body []byte, held int, err error) {
+	var s server
+	r.Body = http.MaxBytesReader(nil, r.Body, limit)
+	r = r.WithContext(context.WithValue(r.Context(), callKey{}, &call{body: limit}))
+	buf, err := s.readBody(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	return buf.Bytes(), buf.Cap(), nil
+}
+
+// BodyReader reads the same request again and again with one pool.
+func BodyReader(limit int64) func(r *http.Request) error {
+	var s server
+	return func(r *http.Request) error {
+		r = r.WithContext(context.WithValue(r.Context(), callKey{}, &call{body: limit}))
+		buf, err := s.readBody(r)
+		if err == nil {
+			s.bodies.put(buf)
+		}
+		return err
+	}
 }

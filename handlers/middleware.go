@@ -63,6 +63,7 @@ func noteStatus(w http.ResponseWriter, status int) {
 type call struct {
 	id      string
 	pattern string // of the route, "" = none matched
+	body    int64  // largest body of the route in bytes, 0 = none
 }
 
 type callKey struct{}
@@ -195,6 +196,7 @@ func (s *server) admit(rt route, w http.ResponseWriter, r *http.Request) error {
 	}
 	if rt.body > 0 {
 		r.Body = http.MaxBytesReader(w, r.Body, rt.body)
+		callOf(r.Context()).body = rt.body
 		if err := checkContentType(r); err != nil {
 			return err
 		}

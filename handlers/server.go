@@ -146,7 +146,7 @@ func (s *server) writeBody(w http.ResponseWriter, status int, body []byte) {
 
 // writeTask answers with one task.
 func (s *server) writeTask(w http.ResponseWriter, status int, t *tasks.Task) {
-	buf := s.bodies.get()
+	buf := s.bodies.get(taskSize(t))
 	defer s.bodies.put(buf)
 	buf.Write(append(appendTask(buf.AvailableBuffer(), t), '\n'))
 	s.writeBody(w, status, buf.Bytes())
@@ -154,7 +154,11 @@ func (s *server) writeTask(w http.ResponseWriter, status int, t *tasks.Task) {
 
 // writeTasks answers with a list of tasks; next is the cursor, "" at the end.
 func (s *server) writeTasks(w http.ResponseWriter, status int, items []tasks.Task, next string) {
-	buf := s.bodies.get()
+	size := taskBytes // the frame and the cursor
+	for i := range items {
+		size += taskSize(&items[i])
+	}
+	buf := s.bodies.get(size)
 	defer s.bodies.put(buf)
 	buf.WriteString(`{"items":[`)
 	for i := range items {
@@ -166,6 +170,15 @@ func (s *server) writeTasks(w http.ResponseWriter, status int, items []tasks.Tas
 	buf.WriteString(`],"next_cursor":`)
 	buf.Write(append(appendOptional(buf.AvailableBuffer(), next), "}\n"...))
 	s.writeBody(w, status, buf.Bytes())
+}
+
+// taskBytes is what a task takes in an answer beside its free texts, in bytes:
+// names and times, and why it waits.
+const taskBytes = 1 << 10
+
+// taskSize guesses how many bytes a task takes in an answer.
+func taskSize(t *tasks.Task) int {
+	return taskBytes + len(t.Args) + len(t.Ending.Result) + 2*len(t.Ending.ResultBytes) + len(t.Ending.Detail)
 }
 
 func principal(r *http.Request) auth.Principal { return auth.PrincipalFrom(r.Context()) }

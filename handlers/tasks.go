@@ -304,7 +304,7 @@ func (s *server) getTask(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	buf := s.bodies.get()
+	buf := s.bodies.get(taskSize(t))
 	defer s.bodies.put(buf)
 	buf.Write(append(appendTask(buf.AvailableBuffer(), t), '\n'))
 	if notModified(w, r, etagOf(buf.Bytes())) {
