@@ -101,6 +101,7 @@ func (m *Manager) situation(t *Task) (situation, bool) {
 		info: a.info, session: a.session, ready: a.reconciled, changed: a.changed, downWhy: a.downWhy,
 		hold: a.hold, depth: a.depth,
 	}
+	s.info.Quarantined = s.info.Quarantined || a.foreign
 	for i := range a.next {
 		if a.next[i].ID == t.ID {
 			s.position = i + 1

@@ -357,6 +357,29 @@ func TestOtherLedgerWaitsForTheOperator(t *testing.T) {
 	})
 }
 
+// A change of an agent that was on its way when the agent came back with
+// another ledger (a new name, say) is no operator's approval.
+func TestARenameIsNoApproval(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		r.script(0, silent)
+		num := r.agents[0].Num
+		id := r.submit(0).ID
+		r.runner.LoseLedger(num)
+		r.script(0, nil2())
+		r.runner.Connect(num)
+		renamed := r.agents[0]
+		renamed.Name = "another name"
+		r.manager.AgentChanged(renamed)
+		r.pass(time.Minute)
+		r.is(id, tasks.StateWaiting, 1, "", "")
+		r.runner.Approve(num)
+		r.pass(2 * time.Minute)
+		r.isDone(id)
+		r.check()
+	})
+}
+
 func TestDeadlineAsksThenGivesUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 1)

@@ -44,7 +44,6 @@ func (e sessionUp) apply(l *loop) {
 // written into: it cannot say what became of them.
 func (l *loop) otherLedger(a *agent) {
 	a.foreign = true
-	a.info.Quarantined = true // until AgentChanged says otherwise
 	open := 0
 	for _, f := range a.flights {
 		if !f.finishing {
