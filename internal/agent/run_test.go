@@ -138,6 +138,12 @@ func TestAtMostFourChunksAreUnacknowledged(t *testing.T) {
 	c.execute(c.job(1, "cmd.run", program("small_flood")))
 	var unacked []*agentpb.Output
 	size, most := 0, 0
+	for len(unacked) < 4 { // without any Ack four come, however slow the program is
+		if o := c.recv().GetOutput(); o != nil {
+			unacked = append(unacked, o)
+			size += len(o.GetData())
+		}
+	}
 	for {
 		// While chunks are unacknowledged the answer to a status request
 		// overtakes what would come next: then nothing more was sent.
