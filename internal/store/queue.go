@@ -228,16 +228,16 @@ func (d *DB) RecordLate(ctx context.Context, late []tasks.Finish) error {
 	if len(late) == 0 {
 		return nil
 	}
-	a := &turnArgs{args: []any{
-		ints(late, func(f tasks.Finish) int64 { return int64(f.ID) }),
-		ints(late, func(f tasks.Finish) int64 { return int64(f.Attempt) }),
-		ints(late, func(f tasks.Finish) int64 { return f.Epoch }),
-		ints(late, func(f tasks.Finish) int64 { return int64(f.Agent) }),
-		ints(late, func(f tasks.Finish) int64 { return micros(f.StartedAt) }),
-	}}
-	if err := addEndings(a, late, func(f tasks.Finish) *tasks.Ending { return &f.Ending }); err != nil {
+	a := &turnArgs{}
+	addInts(a, late, func(f *tasks.Finish) int64 { return int64(f.ID) })
+	addInts(a, late, func(f *tasks.Finish) int64 { return int64(f.Attempt) })
+	addInts(a, late, func(f *tasks.Finish) int64 { return f.Epoch })
+	addInts(a, late, func(f *tasks.Finish) int64 { return int64(f.Agent) })
+	addInts(a, late, func(f *tasks.Finish) int64 { return micros(f.StartedAt) })
+	if err := addEndings(a, late, func(f *tasks.Finish) *tasks.Ending { return &f.Ending }); err != nil {
 		return err
 	}
+	a.seal()
 	return d.write(ctx, "keep a late answer", func(tx *Tx) error {
 		_, err := tx.exec(sqlRecordLate, a.args...)
 		return err

@@ -16,8 +16,23 @@ import (
 // turnStatements keeps the prepared statement of each shape. database/sql
 // prepares it again on each connection that has not seen it.
 type turnStatements struct {
-	mu sync.Mutex // guards by
-	by map[turnShape]*sql.Stmt
+	mu   sync.Mutex // guards by
+	by   map[turnShape]*sql.Stmt
+	free sync.Pool // of *turnArgs
+}
+
+// args gives room for the parameters of a turn.
+func (s *turnStatements) args() *turnArgs {
+	if a, ok := s.free.Get().(*turnArgs); ok {
+		return a
+	}
+	return &turnArgs{}
+}
+
+func (s *turnStatements) reuse(a *turnArgs) {
+	if a.reset() {
+		s.free.Put(a)
+	}
 }
 
 func (s *turnStatements) get(ctx context.Context, db *sql.DB, shape turnShape) (*sql.Stmt, error) {
@@ -126,8 +141,9 @@ func (d *DB) Turn(ctx context.Context, t *tasks.Turn) (*tasks.TurnResult, error)
 }
 
 func (d *DB) turn(ctx context.Context, t *tasks.Turn) (*tasks.TurnResult, error) {
-	args, err := makeTurnArgs(t)
-	if err != nil {
+	args := d.turns.args()
+	defer d.turns.reuse(args)
+	if err := args.fill(t); err != nil {
 		return nil, err
 	}
 	st, err := d.turns.get(ctx, d.loops.DB, args.shape)

@@ -8,16 +8,30 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lib/pq"
-
 	"headgate/internal/kinds"
 	"headgate/tasks"
 )
 
-// turnArgs turns a Turn into the arrays of its statement.
+// turnArgs turns a Turn into the arrays of its statement. It may be used again
+// once the statement has been answered.
 type turnArgs struct {
 	shape turnShape
 	args  []any
+	lists arrayText
+	queue []queueOp
+}
+
+// maxKeptArgs is the largest text of a turn whose memory is used again, in
+// bytes: a full turn of tasks and results with their quotes.
+const maxKeptArgs = 16 << 20
+
+// reset lets go of what the last turn had; false when it is too large to keep.
+func (a *turnArgs) reset() bool {
+	clear(a.args)
+	clear(a.queue)
+	a.args, a.queue = a.args[:0], a.queue[:0]
+	a.lists.reset()
+	return cap(a.lists.buf) <= maxKeptArgs
 }
 
 // queueOp is one thing done to one row of agent_queue.
@@ -35,15 +49,21 @@ type queueOp struct {
 }
 
 func makeTurnArgs(t *tasks.Turn) (*turnArgs, error) {
-	ops, ended := queueOps(t)
-	a := &turnArgs{shape: shapeOf(t, ops, ended)}
+	a := &turnArgs{}
+	return a, a.fill(t)
+}
+
+func (a *turnArgs) fill(t *tasks.Turn) error {
+	ops, ended := queueOps(t, a.queue)
+	a.queue = ops
+	a.shape = shapeOf(t, ops, ended)
 	a.leases(t)
 	if a.shape.has(withInserts) {
 		a.inserts(t.Inserts)
 	}
 	if a.shape.has(withOps) {
 		if err := a.ops(ops); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if a.shape.has(withOutput) {
@@ -51,10 +71,11 @@ func makeTurnArgs(t *tasks.Turn) (*turnArgs, error) {
 	}
 	if a.shape.has(withRare) {
 		if err := a.rare(t.Due, ended); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return a, nil
+	a.seal()
+	return nil
 }
 
 func shapeOf(t *tasks.Turn, ops []queueOp, ended []tasks.Finish) turnShape {
@@ -64,7 +85,7 @@ func shapeOf(t *tasks.Turn, ops []queueOp, ended []tasks.Finish) turnShape {
 	}
 	if len(t.Inserts) > 0 {
 		s |= withInserts
-		if slices.ContainsFunc(t.Inserts, func(i tasks.Insert) bool { return i.Key != nil }) {
+		if hasKeys(t.Inserts) {
 			s |= withKeys
 		}
 	}
@@ -82,8 +103,10 @@ func shapeOf(t *tasks.Turn, ops []queueOp, ended []tasks.Finish) turnShape {
 
 // queueOps lists what is done to rows of agent_queue in the order of its key,
 // and apart the finishes of rows that are in agent_later. A cancel mark on a
-// row that the same turn ends, starts or puts back is dropped.
-func queueOps(t *tasks.Turn) (ops []queueOp, ended []tasks.Finish) {
+// row that the same turn ends, starts or puts back is dropped. The memory of
+// ops is used again.
+func queueOps(t *tasks.Turn, ops []queueOp) (_ []queueOp, ended []tasks.Finish) {
+	ops = slices.Grow(ops[:0], len(t.Finishes)+len(t.Requeues)+len(t.Claims)+len(t.Cancels))
 	for i := range t.Finishes {
 		f := &t.Finishes[i]
 		if f.Later {
@@ -123,8 +146,14 @@ func queueOps(t *tasks.Turn) (ops []queueOp, ended []tasks.Finish) {
 			}
 		}
 	}
-	slices.SortStableFunc(ops, func(a, b queueOp) int {
-		return cmp.Or(cmp.Compare(a.agent, b.agent), cmp.Compare(a.priority, b.priority), cmp.Compare(a.id, b.id))
+	slices.SortFunc(ops, func(a, b queueOp) int { // no two are equal: a turn touches a task once
+		if c := cmp.Compare(a.agent, b.agent); c != 0 {
+			return c
+		}
+		if c := cmp.Compare(a.priority, b.priority); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.id, b.id)
 	})
 	slices.SortStableFunc(ended, func(a, b tasks.Finish) int { return cmp.Compare(a.ID, b.ID) })
 	return ops, ended
@@ -135,54 +164,62 @@ func queueOps(t *tasks.Turn) (ops []queueOp, ended []tasks.Finish) {
 func (a *turnArgs) leases(t *tasks.Turn) {
 	held := slices.Clone(t.Leases)
 	slices.SortFunc(held, func(x, y tasks.Lease) int { return cmp.Compare(x.Shard, y.Shard) })
-	a.args = append(a.args,
-		ints(held, func(l tasks.Lease) int64 { return int64(l.Shard) }),
-		ints(held, func(l tasks.Lease) int64 { return l.Epoch }),
-		t.Owner.String(), int64(len(held)))
+	addInts(a, held, func(l *tasks.Lease) int64 { return int64(l.Shard) })
+	addInts(a, held, func(l *tasks.Lease) int64 { return l.Epoch })
+	a.args = append(a.args, t.Owner.String(), int64(len(held)))
 }
 
 func (a *turnArgs) inserts(ins []tasks.Insert) {
 	ins, keyed := dropSameKeys(ins)
-	later := func(i tasks.Insert) bool { return !i.Started && i.NotBefore.After(i.CreatedAt) }
-	a.args = append(a.args,
-		ints(ins, func(i tasks.Insert) int64 { return int64(i.ID) }),
-		ints(ins, func(i tasks.Insert) int64 { return int64(i.Agent) }),
-		ints(ins, func(i tasks.Insert) int64 { return i.Epoch }),
-		texts(ins, func(i tasks.Insert) string { return i.Kind }),
-		texts(ins, func(i tasks.Insert) string { return i.Args }),
-		bools(ins, func(i tasks.Insert) bool { return i.Delivery == kinds.DeliveryRepeatable }),
-		ints(ins, func(i tasks.Insert) int64 { return int64(i.Priority) }),
-		ints(ins, func(i tasks.Insert) int64 { return i.Timeout.Milliseconds() }),
-		ints(ins, func(i tasks.Insert) int64 { return micros(i.CreatedAt) }),
-		ints(ins, func(i tasks.Insert) int64 { return micros(i.NotBefore) }),
-		ints(ins, func(i tasks.Insert) int64 { return micros(i.ExpiresAt) }),
-		texts(ins, func(i tasks.Insert) string { return i.Actor }),
-		ints(ins, func(i tasks.Insert) int64 { return int64(i.RetryOf) }),
-		texts(ins, func(i tasks.Insert) string { return uuidText(i.RunID) }),
-		texts(ins, func(i tasks.Insert) string {
-			if i.Key == nil {
-				return ""
-			}
-			return i.Key.Key
-		}),
-		bools(ins, func(i tasks.Insert) bool { return i.Started }),
-		bools(ins, later),
-		bools(ins, func(i tasks.Insert) bool { return i.Key != nil }))
+	addInts(a, ins, func(i *tasks.Insert) int64 { return int64(i.ID) })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return int64(i.Agent) })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return i.Epoch })
+	addTexts(a, ins, func(i *tasks.Insert) string { return i.Kind })
+	addTexts(a, ins, func(i *tasks.Insert) string { return i.Args })
+	addBools(a, ins, func(i *tasks.Insert) bool { return i.Delivery == kinds.DeliveryRepeatable })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return int64(i.Priority) })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return i.Timeout.Milliseconds() })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return micros(i.CreatedAt) })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return micros(i.NotBefore) })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return micros(i.ExpiresAt) })
+	addTexts(a, ins, func(i *tasks.Insert) string { return i.Actor })
+	addInts(a, ins, func(i *tasks.Insert) int64 { return int64(i.RetryOf) })
+	addTexts(a, ins, func(i *tasks.Insert) string { return uuidText(i.RunID) })
+	addTexts(a, ins, func(i *tasks.Insert) string {
+		if i.Key == nil {
+			return ""
+		}
+		return i.Key.Key
+	})
+	addBools(a, ins, func(i *tasks.Insert) bool { return i.Started })
+	addBools(a, ins, func(i *tasks.Insert) bool { return !i.Started && i.NotBefore.After(i.CreatedAt) })
+	addBools(a, ins, func(i *tasks.Insert) bool { return i.Key != nil })
 	if !a.shape.has(withKeys) {
 		return
 	}
-	a.args = append(a.args,
-		texts(keyed, func(i tasks.Insert) string { return i.Key.Principal }),
-		texts(keyed, func(i tasks.Insert) string { return i.Key.Route }),
-		texts(keyed, func(i tasks.Insert) string { return i.Key.Key }),
-		ints(keyed, func(i tasks.Insert) int64 { return int64(i.KeyIndex) }),
-		ints(keyed, func(i tasks.Insert) int64 { return int64(i.ID) }),
-		blobs(keyed, func(i tasks.Insert) []byte { return i.Key.Hash[:] }))
+	addTexts(a, keyed, func(i *tasks.Insert) string { return i.Key.Principal })
+	addTexts(a, keyed, func(i *tasks.Insert) string { return i.Key.Route })
+	addTexts(a, keyed, func(i *tasks.Insert) string { return i.Key.Key })
+	addInts(a, keyed, func(i *tasks.Insert) int64 { return int64(i.KeyIndex) })
+	addInts(a, keyed, func(i *tasks.Insert) int64 { return int64(i.ID) })
+	addBlobs(a, keyed, func(i *tasks.Insert) []byte { return i.Key.Hash[:] })
+}
+
+func hasKeys(ins []tasks.Insert) bool {
+	for i := range ins {
+		if ins[i].Key != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // dropSameKeys leaves the first of several inserts with the same key: the
 // others are replays of it. It also gives those that have a key, in its order.
 func dropSameKeys(ins []tasks.Insert) (all, keyed []tasks.Insert) {
+	if !hasKeys(ins) {
+		return ins, nil
+	}
 	type place struct {
 		principal, route, key string
 		index                 int
@@ -208,78 +245,71 @@ func dropSameKeys(ins []tasks.Insert) (all, keyed []tasks.Insert) {
 }
 
 func (a *turnArgs) ops(ops []queueOp) error {
-	a.args = append(a.args,
-		ints(ops, func(o queueOp) int64 { return int64(o.agent) }),
-		ints(ops, func(o queueOp) int64 { return int64(o.priority) }),
-		ints(ops, func(o queueOp) int64 { return int64(o.id) }),
-		ints(ops, func(o queueOp) int64 { return o.op }),
-		ints(ops, func(o queueOp) int64 { return int64(o.attempt) }),
-		ints(ops, func(o queueOp) int64 { return o.seen }),
-		ints(ops, func(o queueOp) int64 { return o.epoch }),
-		texts(ops, func(o queueOp) string { return o.actor }))
+	addInts(a, ops, func(o *queueOp) int64 { return int64(o.agent) })
+	addInts(a, ops, func(o *queueOp) int64 { return int64(o.priority) })
+	addInts(a, ops, func(o *queueOp) int64 { return int64(o.id) })
+	addInts(a, ops, func(o *queueOp) int64 { return o.op })
+	addInts(a, ops, func(o *queueOp) int64 { return int64(o.attempt) })
+	addInts(a, ops, func(o *queueOp) int64 { return o.seen })
+	addInts(a, ops, func(o *queueOp) int64 { return o.epoch })
+	addTexts(a, ops, func(o *queueOp) string { return o.actor })
 	if !a.shape.has(withFinishes) {
 		return nil
 	}
 	none := &tasks.Ending{}
-	ending := func(o queueOp) *tasks.Ending {
+	err := addEndings(a, ops, func(o *queueOp) *tasks.Ending {
 		if o.ending == nil {
 			return none
 		}
 		return o.ending
-	}
-	if err := addEndings(a, ops, ending); err != nil {
-		return err
-	}
-	a.args = append(a.args, ints(ops, func(o queueOp) int64 { return micros(o.runAt) }))
-	return nil
+	})
+	addInts(a, ops, func(o *queueOp) int64 { return micros(o.runAt) })
+	return err
 }
 
 // addEndings adds outcome, reason, detail, exit, result, result bytes and
 // output bytes of each item.
-func addEndings[T any](a *turnArgs, items []T, ending func(T) *tasks.Ending) error {
-	exits := make([]string, len(items))
-	for i, x := range items {
+func addEndings[T any](a *turnArgs, items []T, ending func(*T) *tasks.Ending) error {
+	var failed error
+	exit := func(x *T) string {
 		e := ending(x).Exit
 		if e == nil {
-			continue
+			return ""
 		}
 		b, err := json.Marshal(e)
 		if err != nil {
-			return &tasks.PoisonError{Err: fmt.Errorf("encode the exit of a task: %w", err)}
+			failed = &tasks.PoisonError{Err: fmt.Errorf("encode the exit of a task: %w", err)}
 		}
-		exits[i] = string(b)
+		return string(b)
 	}
-	a.args = append(a.args,
-		texts(items, func(x T) string { return string(ending(x).Outcome) }),
-		texts(items, func(x T) string { return ending(x).Reason }),
-		texts(items, func(x T) string { return ending(x).Detail }),
-		pq.StringArray(exits),
-		texts(items, func(x T) string { return string(ending(x).Result) }),
-		blobs(items, func(x T) []byte { return ending(x).ResultBytes }),
-		ints(items, func(x T) int64 { return ending(x).OutputBytes }))
-	return nil
+	addTexts(a, items, func(x *T) string { return string(ending(x).Outcome) })
+	addTexts(a, items, func(x *T) string { return ending(x).Reason })
+	addTexts(a, items, func(x *T) string { return ending(x).Detail })
+	addTexts(a, items, exit)
+	addTexts(a, items, func(x *T) json.RawMessage { return ending(x).Result })
+	addBlobs(a, items, func(x *T) []byte { return ending(x).ResultBytes })
+	addInts(a, items, func(x *T) int64 { return ending(x).OutputBytes })
+	return failed
 }
 
 func (a *turnArgs) output(rows []tasks.OutputRow) {
-	a.args = append(a.args,
-		ints(rows, func(o tasks.OutputRow) int64 { return int64(o.ID) }),
-		ints(rows, func(o tasks.OutputRow) int64 { return int64(o.Attempt) }),
-		ints(rows, func(o tasks.OutputRow) int64 { return int64(o.Seq) }),
-		ints(rows, func(o tasks.OutputRow) int64 { return int64(o.Agent) }),
-		texts(rows, func(o tasks.OutputRow) string { return o.Stream }),
-		ints(rows, func(o tasks.OutputRow) int64 { return o.Offset }),
-		ints(rows, func(o tasks.OutputRow) int64 { return micros(o.At) }),
-		blobs(rows, func(o tasks.OutputRow) []byte { return o.Data }))
+	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(o.ID) })
+	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(o.Attempt) })
+	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(o.Seq) })
+	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(o.Agent) })
+	addTexts(a, rows, func(o *tasks.OutputRow) string { return o.Stream })
+	addInts(a, rows, func(o *tasks.OutputRow) int64 { return o.Offset })
+	addInts(a, rows, func(o *tasks.OutputRow) int64 { return micros(o.At) })
+	addBlobs(a, rows, func(o *tasks.OutputRow) []byte { return o.Data })
 }
 
 func (a *turnArgs) rare(due []tasks.DueTask, ended []tasks.Finish) error {
 	due = slices.Clone(due)
 	slices.SortStableFunc(due, func(x, y tasks.DueTask) int { return cmp.Compare(x.ID, y.ID) })
-	a.args = append(a.args,
-		ints(due, func(x tasks.DueTask) int64 { return int64(x.ID) }),
-		ints(due, func(x tasks.DueTask) int64 { return micros(x.RunAt) }),
-		ints(ended, func(f tasks.Finish) int64 { return int64(f.ID) }),
-		ints(ended, func(f tasks.Finish) int64 { return int64(f.Attempt) }),
-		ints(ended, func(f tasks.Finish) int64 { return int64(f.Agent) }))
-	return addEndings(a, ended, func(f tasks.Finish) *tasks.Ending { return &f.Ending })
+	addInts(a, due, func(x *tasks.DueTask) int64 { return int64(x.ID) })
+	addInts(a, due, func(x *tasks.DueTask) int64 { return micros(x.RunAt) })
+	addInts(a, ended, func(f *tasks.Finish) int64 { return int64(f.ID) })
+	addInts(a, ended, func(f *tasks.Finish) int64 { return int64(f.Attempt) })
+	addInts(a, ended, func(f *tasks.Finish) int64 { return int64(f.Agent) })
+	return addEndings(a, ended, func(f *tasks.Finish) *tasks.Ending { return &f.Ending })
 }

@@ -98,7 +98,7 @@ func uuidText(id uuid.UUID) string {
 	return id.String()
 }
 
-// ints, texts, bools and blobs make one array parameter out of a list.
+// ints and texts make one array parameter out of a list.
 func ints[T any](items []T, of func(T) int64) pq.Int64Array {
 	a := make(pq.Int64Array, len(items))
 	for i, x := range items {
@@ -109,22 +109,6 @@ func ints[T any](items []T, of func(T) int64) pq.Int64Array {
 
 func texts[T any](items []T, of func(T) string) pq.StringArray {
 	a := make(pq.StringArray, len(items))
-	for i, x := range items {
-		a[i] = of(x)
-	}
-	return a
-}
-
-func bools[T any](items []T, of func(T) bool) pq.BoolArray {
-	a := make(pq.BoolArray, len(items))
-	for i, x := range items {
-		a[i] = of(x)
-	}
-	return a
-}
-
-func blobs[T any](items []T, of func(T) []byte) pq.ByteaArray {
-	a := make(pq.ByteaArray, len(items))
 	for i, x := range items {
 		a[i] = of(x)
 	}
