@@ -8,7 +8,7 @@ import (
 // Readiness is the answer of /readyz.
 type Readiness struct {
 	Ready bool             `json:"ready"`
-	Phase string           `json:"phase" enums:"bind,database,join,open,drain"`
+	Phase string           `json:"phase" enums:"bind,database,join,open public,serving,drain"`
 	Unmet []UnmetCondition `json:"unmet"`
 } //	@name	Readiness
 

@@ -7,7 +7,7 @@ import (
 
 // Status is how this controller stands.
 type Status struct {
-	Phase       string           `json:"phase" enums:"bind,database,join,open,drain"` // of the start or the end
+	Phase       string           `json:"phase" enums:"bind,database,join,open public,serving,drain"` // of the start or the end
 	Since       time.Time        `json:"since"`                                       // of this phase
 	Ready       bool             `json:"ready"`                                       // the public port is open
 	Unmet       []UnmetCondition `json:"unmet"`                                       // what it waits for

@@ -187,7 +187,7 @@ func (l *loop) cure(o *op, err error) bool {
 // checked makes an agent's ending into one that can be stored and trusted.
 func checked(e Ending) Ending {
 	switch e.Outcome {
-	case Succeeded, Failed, TimedOut, Cancelled, Rejected:
+	case Succeeded, Failed, TimedOut, Cancelled, Rejected, Unknown:
 	default:
 		e.Detail = fmt.Sprintf("The agent answered with the outcome %.40q, which is none.", e.Outcome)
 		e.Outcome, e.Reason = Failed, "invalid_answer"

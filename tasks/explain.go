@@ -131,7 +131,7 @@ func (s *situation) waiting(t *Task, now time.Time) *Waiting {
 		w.NextStep = "Tasks start in order when it is resumed."
 	case !s.session:
 		w.Cause, w.Since = CauseUnreachable, later(t.CreatedAt, s.changed)
-		w.Sentence = fmt.Sprintf("Waits: the agent is unreachable for %s", span(now.Sub(s.changed))) + why(first(s.info.Why, s.downWhy))
+		w.Sentence = fmt.Sprintf("Waits: the agent is unreachable for %s", span(now.Sub(s.changed))) + why(first(s.downWhy, s.info.Why))
 		w.NextStep = "Headgate keeps trying by itself and starts the task when the agent answers. Look at the agent's machine, or cancel the task."
 	case s.busy && s.ghost:
 		w.Cause, w.Since = CauseBusy, later(t.CreatedAt, s.since)
@@ -169,7 +169,7 @@ func (s *situation) started(t *Task, now time.Time) *Waiting {
 		w.NextStep = "An operator must look at the agent and approve or remove it; then the task is settled."
 	case !s.session:
 		w.Cause, w.Since = CauseUnreachable, s.changed
-		w.Sentence = fmt.Sprintf("The connection was lost %s ago%s.", span(now.Sub(s.changed)), why(first(s.info.Why, s.downWhy)))
+		w.Sentence = fmt.Sprintf("The connection was lost %s ago%s.", span(now.Sub(s.changed)), why(first(s.downWhy, s.info.Why)))
 		w.NextStep = "Headgate asks the agent what became of it first; it is not sent again blindly."
 	case !s.cancelled.IsZero():
 		w.Cause, w.Since = CauseCancel, s.cancelled

@@ -8,13 +8,16 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
+
+	"headgate/internal/fault"
 )
 
 // version is set by the linker.
 var version = "dev"
 
-// Exit codes of the program; `headgate help` lists them.
+// Exit codes of the program.
 const (
 	exitError = 1 // something went wrong
 	exitUsage = 2 // the command line or the configuration is wrong
@@ -27,9 +30,24 @@ func main() {
 	if err == nil {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "headgate: "+err.Error())
-	if _, ok := errors.AsType[*usageError](err); ok {
+	fmt.Fprintln(os.Stderr, "headgate: "+describe(err))
+	if isUsage(err) {
 		os.Exit(exitUsage)
 	}
 	os.Exit(exitError)
+}
+
+// describe gives an error with what to do next, where that is known.
+func describe(err error) string {
+	if f, ok := errors.AsType[*fault.Error](err); ok && f.Hint != "" {
+		return err.Error() + "\n" + f.Hint
+	}
+	return err.Error()
+}
+
+// isUsage says whether the command line was wrong. Cobra has no type for
+// commands and arguments that it does not know, only this text.
+func isUsage(err error) bool {
+	_, ok := errors.AsType[*usageError](err)
+	return ok || strings.HasPrefix(err.Error(), "unknown command ")
 }

@@ -198,12 +198,9 @@ func agentProgram() (string, error) {
 	return found, nil
 }
 
-// ensurePolicy lets the agent write its development policy once; afterwards
-// the file is the user's.
+// ensurePolicy lets the agent write its development policy. It replaces one
+// that it has made before and keeps one that the user has changed.
 func (a *localAgent) ensurePolicy(ctx context.Context) error {
-	if _, err := os.Stat(a.policyFile()); err == nil {
-		return nil
-	}
 	program, err := agentProgram()
 	if err != nil {
 		return err

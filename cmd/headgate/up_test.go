@@ -401,7 +401,7 @@ func TestStatusAndMigrateSpeakToARunningUp(t *testing.T) {
 func TestWrongCommandLineIsAUsageError(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
-		{"up", "--agents", "-1"}, {"up", "--no-such-flag"}, {"serve"}, {"migrate", "up"}, {"serve", "--public-addr", "nonsense", "--database-url", "x"},
+		{"frobnicate"}, {"serve", "extra"}, {"up", "--agents", "-1"}, {"up", "--no-such-flag"}, {"serve"}, {"migrate", "up"}, {"serve", "--public-addr", "nonsense", "--database-url", "x"},
 	} {
 		cmd := exec.Command(filepath.Join(programs, "headgate"), args...)
 		out, err := cmd.CombinedOutput()

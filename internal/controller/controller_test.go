@@ -178,3 +178,40 @@ func TestAConflictOfPortsShowsAtOnce(t *testing.T) {
 	}
 	next.close()
 }
+
+func TestASilentDatabaseIsSaidAtOnce(t *testing.T) {
+	t.Parallel()
+	proxy := testkit.NewProxy(t, testkit.NewDatabase(t))
+	s := start(t, proxy.DSN(), t.TempDir())
+	s.await("the opening of the public port", s.c.Opened())
+	proxy.Stall()
+	began := time.Now()
+	got := s.c.databaseStatus()
+	if took := time.Since(began); got.Reachable || got.Detail == nil || took > 5*time.Second {
+		t.Errorf("after %v: %+v", took, got)
+	}
+	proxy.Heal()
+}
+
+func TestANewInstallationHasAWayIn(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	cfg := DefaultConfig()
+	cfg.Data, cfg.DatabaseURL, cfg.PublicAddr, cfg.ControllerAddr = data, testkit.NewDatabase(t), "127.0.0.1:0", "127.0.0.1:0"
+	c, err := New(cfg, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	<-c.Joined()
+	info, err := os.Stat(filepath.Join(data, firstTokenFile))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("first token: %v %v", info, err)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"headgate/internal/fault"
 	"headgate/internal/fleet"
 	"headgate/internal/kinds"
+	"headgate/internal/pki"
 	"headgate/internal/store"
 	"headgate/migrations"
 	"headgate/openapi"
@@ -25,11 +27,12 @@ import (
 
 // parts are what exists only when the database answers.
 type parts struct {
-	db      *store.DB
-	fleet   *fleet.Fleet
-	manager *tasks.Manager
-	service *tasks.Service
-	auth    *auth.Service
+	db        *store.DB
+	fleet     *fleet.Fleet
+	authority *pki.Authority
+	manager   *tasks.Manager
+	service   *tasks.Service
+	auth      *auth.Service
 }
 
 // Intervals of the join and of what follows it.
@@ -40,6 +43,10 @@ const (
 	upkeepEvery = time.Minute     // what has expired is deleted this often
 	wakeTopic   = "headgate_wake" // LISTEN channel of all controllers
 	adminToken  = "up"            // name of the token in admin-token-file
+
+	firstTokenFile = "admin-token" // in the state directory of a new installation
+	// minRenewPause keeps a renewal that fails from being tried without pause.
+	minRenewPause = time.Minute
 )
 
 // worthAnotherTry says whether waiting can help: a database that is down or
@@ -115,7 +122,7 @@ func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
 	if err != nil {
 		return err
 	}
-	c.parts.fleet = f
+	c.parts.fleet, c.parts.authority = f, authority
 	return c.state.adopt(authority, listeningOn(c.cfg.ControllerAddr), time.Now())
 }
 
@@ -186,11 +193,31 @@ func (c *Controller) makeAuth(ctx context.Context, _ *supervisor) error {
 		Store: c.parts.db, Logger: c.opts.Logger.With("component", "auth"),
 		AllowedHosts: c.cfg.AllowedHosts, SecureCookie: c.cfg.ProxyTLS,
 	})
-	if err != nil || c.cfg.AdminTokenFile == "" {
+	if err != nil {
 		return err
 	}
-	_, err = c.parts.auth.EnsureTokenFile(ctx, c.cfg.AdminTokenFile, adminToken, auth.Admin)
+	file, err := c.adminTokenFile(ctx)
+	if err != nil || file == "" {
+		return err
+	}
+	_, err = c.parts.auth.EnsureTokenFile(ctx, file, adminToken, auth.Admin)
 	return err
+}
+
+// adminTokenFile gives the file that the configuration names. Without one, a
+// new installation gets a token in the state directory, since otherwise there
+// would be no way in.
+func (c *Controller) adminTokenFile(ctx context.Context) (string, error) {
+	if c.cfg.AdminTokenFile != "" {
+		return c.cfg.AdminTokenFile, nil
+	}
+	tokens, err := c.parts.auth.Tokens(ctx)
+	if err != nil || len(tokens) > 0 {
+		return "", err
+	}
+	file := filepath.Join(c.state.path, firstTokenFile)
+	c.log.Warn("nobody can sign in yet; made a first API token of role admin", "file", file)
+	return file, nil
 }
 
 // startParts starts the loops; they stop in the reverse order, so that agents
@@ -201,6 +228,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("auth", p.auth.Run)
 	sup.run("heartbeat", c.heartbeat)
 	sup.run("upkeep", c.upkeep)
+	sup.run("certificate", c.renewPort)
 	sup.run("wake-ups", c.listen)
 	sup.run("fleet", p.fleet.Run)
 	sup.run("manager", p.manager.Run)
@@ -244,6 +272,22 @@ func (c *Controller) upkeep(ctx context.Context) error {
 			if _, err := c.parts.db.Upkeep(ctx); err != nil && ctx.Err() == nil {
 				c.log.Warn("delete what has expired", "err", err)
 			}
+		}
+	}
+}
+
+// renewPort gives the controller port a new certificate when half the life of
+// the present one is over; connections that are open stay.
+func (c *Controller) renewPort(ctx context.Context) error {
+	for {
+		wait := time.Until(pki.RenewAt(c.state.port.Leaf()))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(max(wait, minRenewPause)):
+		}
+		if err := c.state.adopt(c.parts.authority, listeningOn(c.cfg.ControllerAddr), time.Now()); err != nil {
+			c.log.Error("renew the certificate of the controller port", "err", err)
 		}
 	}
 }

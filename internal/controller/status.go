@@ -109,9 +109,17 @@ func (c *Controller) databaseStatus() handlers.DatabaseStatus {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), databasePing)
 	defer cancel()
-	if err := c.parts.db.Ping(ctx); err != nil {
+	answer := make(chan error, 1) // the driver does not heed ctx when the server is silent
+	go func() { answer <- c.parts.db.Ping(ctx) }()
+	select {
+	case err := <-answer:
+		if err == nil {
+			return handlers.DatabaseStatus{Reachable: true}
+		}
 		detail := sentence(err)
 		return handlers.DatabaseStatus{Detail: &detail}
+	case <-ctx.Done():
+		detail := "The database gives no answer within " + databasePing.String() + "."
+		return handlers.DatabaseStatus{Detail: &detail}
 	}
-	return handlers.DatabaseStatus{Reachable: true}
 }
