@@ -35,8 +35,8 @@ func TestMistakesOnTheCommandLineAreExplained(t *testing.T) {
 		{[]string{"policy", "init"}, exitUsage, "--dir is missing"},
 		{[]string{"policy", "check", "/nowhere/policy.yaml"}, exitFailure, "policy_unreadable"},
 		{[]string{"ledger", "dump", "--data", "/nowhere"}, exitFailure, "ledger_unusable"},
-		{[]string{"--data", t.TempDir()}, exitFailure, "--enrol-token-file"},
-		{[]string{"--data", t.TempDir(), "--enrol-token-file", "/nowhere"}, exitFailure, "enrol_token_unreadable"},
+		{[]string{"--listen", "127.0.0.1:0", "--data", t.TempDir()}, exitFailure, "--enrol-token-file"},
+		{[]string{"--listen", "127.0.0.1:0", "--data", t.TempDir(), "--enrol-token-file", "/nowhere"}, exitFailure, "enrol_token_unreadable"},
 	} {
 		code, _, stderr := call(c.args...)
 		if code != c.code || !strings.Contains(stderr, c.want) {
@@ -89,6 +89,7 @@ func TestAppendIDAddsOneLine(t *testing.T) {
 func TestTheEnvironmentStandsInForFlags(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("HEADGATE_AGENT_DATA", dir)
+	t.Setenv("HEADGATE_AGENT_LISTEN", "127.0.0.1:0")
 	t.Setenv("HEADGATE_AGENT_ENROL_TOKEN_FILE", "/nowhere/else")
 	if code, _, stderr := call(); code != exitFailure || !strings.Contains(stderr, "/nowhere/else") {
 		t.Errorf("code %d, %q", code, stderr)
