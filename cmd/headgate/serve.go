@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+
 	"github.com/spf13/cobra"
 
 	"headgate/internal/controller"
@@ -19,6 +21,7 @@ func newServeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			tuneMemory(os.LookupEnv)
 			c, err := controller.New(cfg, controller.Options{Version: version, Logger: newLogger(cfg.LogLevel)})
 			if err != nil {
 				return err

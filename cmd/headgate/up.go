@@ -56,6 +56,7 @@ func runUp(cmd *cobra.Command, opts upOptions) error {
 	if err != nil {
 		return err
 	}
+	tuneMemory(os.LookupEnv)
 	log := newLogger(cfg.LogLevel)
 	u := &up{opts: opts, cfg: cfg, log: log, out: cmd.OutOrStdout(), failed: make(chan error, 1)}
 	runErr := u.start(cmd.Context())
