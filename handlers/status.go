@@ -8,10 +8,10 @@ import (
 // Status is how this controller stands.
 type Status struct {
 	Phase       string           `json:"phase" enums:"bind,database,join,open public,serving,drain"` // of the start or the end
-	Since       time.Time        `json:"since"`                                       // of this phase
-	Ready       bool             `json:"ready"`                                       // the public port is open
-	Unmet       []UnmetCondition `json:"unmet"`                                       // what it waits for
-	StartedAt   time.Time        `json:"started_at"`                                  // of the process
+	Since       time.Time        `json:"since"`                                                      // of this phase
+	Ready       bool             `json:"ready"`                                                      // the public port is open
+	Unmet       []UnmetCondition `json:"unmet"`                                                      // what it waits for
+	StartedAt   time.Time        `json:"started_at"`                                                 // of the process
 	Version     Version          `json:"version"`
 	Controller  ControllerRef    `json:"controller"`
 	Ports       Ports            `json:"ports"`
