@@ -72,7 +72,7 @@ func newRig(t testing.TB, change ...func(*handlers.Config)) *rig {
 		Auth: r.auth, Tasks: r.service, Manager: r.manager, Hub: r.manager.Hub(), Fleet: r.fleet,
 		Ready: r.readiness,
 		Status: func() handlers.Status {
-			return handlers.Status{Phase: "open", Since: time.Now(), StartedAt: time.Now()}
+			return handlers.Status{Phase: "serving", Since: time.Now(), StartedAt: time.Now()}
 		},
 		Listener: func() listener.Status { return listener.Status{State: listener.StateOpen, Since: time.Now()} },
 		Version:  handlers.Version{Version: "test", Commit: "none", Go: "go1.27"},
@@ -92,7 +92,7 @@ func newRig(t testing.TB, change ...func(*handlers.Config)) *rig {
 
 func (r *rig) readiness() handlers.Readiness {
 	if r.ready.Load() {
-		return handlers.Readiness{Ready: true, Phase: "open"}
+		return handlers.Readiness{Ready: true, Phase: "serving"}
 	}
 	return handlers.Readiness{Phase: "database", Unmet: []handlers.UnmetCondition{{Condition: "database", Detail: "connection refused"}}}
 }
@@ -150,6 +150,11 @@ func (r *rig) run(t testing.TB) {
 	wg.Go(func() { _ = r.manager.Run(ctx) })
 	wg.Go(func() { r.agents.run(ctx) })
 	t.Cleanup(func() { cancel(); wg.Wait() })
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for len(r.manager.Ready()) > 0 { // before it has taken its shards it refuses
+		<-tick.C
+	}
 }
 
 // agents runs what it is given by returning the arguments, as core.echo does.

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -151,7 +152,31 @@ func (f *testFleet) paired(t testing.TB, c agent.Config) *running {
 	t.Helper()
 	a := f.start(t, c)
 	check(t, a.pair(t))
+	a.awaitServing(t)
 	return a
+}
+
+// awaitServing waits until the agent has gone over from pairing to serving on
+// its port: a connection made in between still meets its own certificate. A
+// controller dials again; a test's client gives up.
+func (a *running) awaitServing(t testing.TB) {
+	t.Helper()
+	config := pki.DialAgent(pki.AgentDial{Identity: a.fleet.controller, Roots: pki.NewRoots(a.fleet.ca.Certificate()), ID: a.id, Pins: []pki.Fingerprint{a.pin}})
+	deadline := time.After(patience)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		conn, err := tls.Dial("tcp", a.addr, config)
+		if err == nil {
+			conn.Close()
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("the agent does not serve after pairing: %v", err)
+		}
+	}
 }
 
 // restart starts the agent anew on its data.
