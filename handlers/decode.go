@@ -9,6 +9,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -89,9 +90,14 @@ func (s *server) readBody(r *http.Request) (*bytes.Buffer, error) {
 	buf := s.bodies.get(min(said, maxTrusted) + bytes.MinRead)
 	err := readSaid(buf, r.Body, said)
 	if err == nil {
+		callOf(r.Context()).bodyRead()
 		return buf, nil
 	}
 	s.bodies.put(buf)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, fault.Newf(fault.Malformed, "body_too_slow", "The request body did not arrive within %s.", s.cfg.BodyTimeout).
+			WithHint("Send it in one go.")
+	}
 	if tooLong, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return nil, bodyTooLarge(tooLong.Limit)
 	}

@@ -62,8 +62,21 @@ func noteStatus(w http.ResponseWriter, status int) {
 // serves all of them.
 type call struct {
 	id      string
-	pattern string // of the route, "" = none matched
-	body    int64  // largest body of the route in bytes, 0 = none
+	pattern string                   // of the route, "" = none matched
+	body    int64                    // largest body of the route in bytes, 0 = none
+	reading *http.ResponseController // of a request with a body
+}
+
+// DefaultBodyTimeout is how long a request's body may take, whoever sends it:
+// the largest batch in half a minute is 4.5 Mbit/s. Without it a client that
+// sends a byte a second would keep its connection for ever.
+const DefaultBodyTimeout = 30 * time.Second
+
+// bodyRead lifts the time limit of the body, since the answer may take longer.
+func (c *call) bodyRead() {
+	if c.reading != nil {
+		_ = c.reading.SetReadDeadline(time.Time{})
+	}
 }
 
 type callKey struct{}
@@ -90,6 +103,10 @@ func (s *server) outer(next http.Handler) http.Handler {
 		h["X-Request-Id"] = []string{c.id}
 		h["X-Content-Type-Options"] = []string{"nosniff"}
 		h["Referrer-Policy"] = []string{"no-referrer"}
+		if r.ContentLength != 0 {
+			c.reading = http.NewResponseController(w)
+			_ = c.reading.SetReadDeadline(start.Add(s.cfg.BodyTimeout)) // of what has one
+		}
 		aborted := true
 		defer func() {
 			if cause := recover(); cause != nil {

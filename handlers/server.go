@@ -49,6 +49,7 @@ type Config struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil = metrics are kept but not shown
 
+	BodyTimeout         time.Duration // of a request's body; 0 = DefaultBodyTimeout
 	Heartbeat           time.Duration // of event streams; 0 = DefaultHeartbeat
 	MaxStreams          int           // 0 = DefaultMaxStreams
 	MaxStreamsPrincipal int           // 0 = DefaultMaxStreamsPrincipal
@@ -83,6 +84,9 @@ func newServer(cfg Config) *server {
 	}
 	if cfg.Kinds == nil {
 		cfg.Kinds = kinds.Default()
+	}
+	if cfg.BodyTimeout <= 0 {
+		cfg.BodyTimeout = DefaultBodyTimeout
 	}
 	if cfg.Heartbeat <= 0 {
 		cfg.Heartbeat = DefaultHeartbeat

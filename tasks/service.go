@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -199,17 +200,41 @@ func (s *Service) keyed(ctx context.Context, list, fresh []submission, known map
 			out[fresh[i].ins.KeyIndex] = made[i]
 		}
 	}
+	return out, s.fillKnown(ctx, out, known)
+}
+
+// fillKnown puts the tasks that were stored before into their places, all of
+// them read together: a batch that is sent again may have ten thousand.
+func (s *Service) fillKnown(ctx context.Context, out []Task, known map[int]ID) error {
+	var ids []ID
+	for i, id := range known {
+		if out[i].ID == 0 {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	found, err := s.store.TasksByID(ctx, ids)
+	if err != nil {
+		return readFault(err)
+	}
+	byID := make(map[ID]*Task, len(found))
+	for i := range found {
+		byID[found[i].ID] = &found[i]
+	}
 	for i, id := range known {
 		if out[i].ID != 0 {
 			continue
 		}
-		t, err := s.Get(ctx, id)
-		if err != nil {
-			return nil, err
+		t := byID[id]
+		if t == nil {
+			return readFault(fmt.Errorf("task %d of the same key: %w", id, ErrNoTask))
 		}
+		t.Waiting = s.m.Explain(t)
 		out[i] = *t
 	}
-	return out, nil
+	return nil
 }
 
 // replay gives the ids stored under a key by index; a fault when the key was

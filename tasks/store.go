@@ -87,6 +87,8 @@ type Leases interface {
 type Reader interface {
 	// Task gives one task; ErrNoTask when there is none.
 	Task(ctx context.Context, id ID) (*Task, error)
+	// TasksByID gives those of the listed tasks that exist, in no certain order.
+	TasksByID(ctx context.Context, ids []ID) ([]Task, error)
 	// Tasks gives a page in the filter's order.
 	Tasks(ctx context.Context, f Filter) ([]Task, error)
 	// Output gives the chunks of the task's newest attempt from seq on, at

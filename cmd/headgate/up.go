@@ -158,6 +158,8 @@ func (u *up) startController(ctx context.Context) error {
 		return err
 	}
 	u.ctl = ctl
+	// The directory's lock is ours: a file that is there is of a killed start.
+	_ = os.Remove(filepath.Join(u.opts.dir, runFileName))
 	runCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() {
@@ -206,7 +208,9 @@ func (u *up) fail(err error) {
 
 // stop ends everything in the reverse order of the start.
 func (u *up) stop() error {
-	_ = os.Remove(filepath.Join(u.opts.dir, runFileName)) // it may not have been written yet
+	if u.announced() { // never that of another start on the same data
+		_ = os.Remove(filepath.Join(u.opts.dir, runFileName))
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopAll)
 	defer cancel()
 	var errs []error

@@ -385,6 +385,10 @@ func TestStatusAndMigrateSpeakToARunningUp(t *testing.T) {
 	t.Parallel()
 	i := newInstance(t)
 	i.up("--agents", "2")
+	second := exec.Command(filepath.Join(programs, "headgate"), "up", "--data", i.dir, "--public-addr", "127.0.0.1:0", "--controller-addr", "127.0.0.1:0")
+	if out, err := second.CombinedOutput(); err == nil || !strings.Contains(string(out), "in use") {
+		t.Errorf("a second up on the same data: %v\n%s", err, out)
+	}
 	out, err := exec.Command(filepath.Join(programs, "headgate"), "status", "--data", i.dir).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "ready") {
 		t.Errorf("status: %v\n%s", err, out)

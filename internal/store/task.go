@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 	"uuid"
 
@@ -104,6 +105,27 @@ func (d *DB) tasksByID(ctx context.Context, list []int64) ([]tasks.Task, error) 
 			return nil, err
 		}
 		out = append(out, t)
+	}
+	return out, nil
+}
+
+// byIDChunk bounds one read of TasksByID, so that each stays far below the
+// time limit of pages.
+const byIDChunk = 1000
+
+// TasksByID implements tasks.Reader.
+func (d *DB) TasksByID(ctx context.Context, ids []tasks.ID) ([]tasks.Task, error) {
+	out := make([]tasks.Task, 0, len(ids))
+	for chunk := range slices.Chunk(ids, byIDChunk) {
+		list := make([]int64, len(chunk))
+		for i, id := range chunk {
+			list[i] = int64(id)
+		}
+		found, err := d.tasksByID(ctx, list)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, found...)
 	}
 	return out, nil
 }

@@ -269,6 +269,22 @@ func (s *Store) Task(ctx context.Context, id tasks.ID) (*tasks.Task, error) {
 	return &t, nil
 }
 
+// TasksByID implements tasks.Reader.
+func (s *Store) TasksByID(ctx context.Context, ids []tasks.ID) ([]tasks.Task, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []tasks.Task
+	for _, id := range ids {
+		if r := s.rows[id]; r != nil {
+			out = append(out, s.task(r))
+		}
+	}
+	return out, nil
+}
+
 // Tasks implements tasks.Reader.
 func (s *Store) Tasks(ctx context.Context, f tasks.Filter) ([]tasks.Task, error) {
 	if err := ctx.Err(); err != nil {

@@ -951,6 +951,10 @@ func testLargeTurn(b *bench) {
 		b.Fatalf("%d tasks in the queue, want %d", total, n)
 	}
 	// Service asks for one more than the longest page, to see whether it is the last.
+	known, err := b.e.TasksByID(b.ctx, append([]tasks.ID{1 << 40}, ids...))
+	if err != nil || len(known) != n {
+		b.Errorf("%d of %d tasks by their ids, %v", len(known), n, err)
+	}
 	page, err := b.e.Tasks(b.ctx, tasks.Filter{Limit: tasks.MaxPage + 1})
 	if err != nil || len(page) != tasks.MaxPage+1 {
 		b.Errorf("a page of %d has %d tasks, %v", tasks.MaxPage+1, len(page), err)
