@@ -75,7 +75,9 @@ func (s *state) acquire() error {
 func (s *state) close() error {
 	var err error
 	if s.lock != nil {
-		err = s.lock.Close() // releases the lock
+		// Unlocked by name: a program that is being started at this moment holds
+		// a copy of the file until it runs, and with it the lock.
+		err = errors.Join(syscall.Flock(int(s.lock.Fd()), syscall.LOCK_UN), s.lock.Close())
 	}
 	return errors.Join(err, s.dir.Close())
 }

@@ -178,7 +178,9 @@ func (s *state) close() error {
 		errs = append(errs, s.dir.Close())
 	}
 	if s.lock != nil {
-		errs = append(errs, s.lock.Close())
+		// Unlocked by name: a child that is being started at this moment holds
+		// a copy of the file until it runs its program, and with it the lock.
+		errs = append(errs, syscall.Flock(int(s.lock.Fd()), syscall.LOCK_UN), s.lock.Close())
 	}
 	return errors.Join(errs...)
 }

@@ -3,6 +3,7 @@ package controller
 import (
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -33,6 +34,32 @@ func TestOneControllerADirectory(t *testing.T) {
 	}
 }
 
+// A child that is being started holds copies of all open files until it runs
+// its own program; here such a copy is made by hand.
+func TestTheDirectoryIsFreeThoughAChildHoldsACopyOfTheLock(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	first, err := openState(dir, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied, err := syscall.Dup(int(first.lock.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(copied)
+	if err := first.close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := openState(dir, nil, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestOnlyTheLastOwnersAreKept(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -44,6 +71,8 @@ func TestOnlyTheLastOwnersAreKept(t *testing.T) {
 		if len(s.former) > keptOwners {
 			t.Fatalf("%d former owners", len(s.former))
 		}
-		s.close()
+		if err := s.close(); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

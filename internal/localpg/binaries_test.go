@@ -20,9 +20,7 @@ func fakeInstall(t *testing.T, version string) string {
 	dir := t.TempDir()
 	script := fmt.Sprintf("#!/bin/sh\necho 'postgres (PostgreSQL) %s'\n", version)
 	for _, name := range []string{"postgres", "initdb"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		writeProgram(t, filepath.Join(dir, name), []byte(script))
 	}
 	return dir
 }

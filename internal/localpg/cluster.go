@@ -63,11 +63,11 @@ func Start(ctx context.Context, cfg Config) (*Cluster, error) {
 		log: newServerLog(cfg.Logger), done: make(chan struct{}),
 	}
 	if err := c.prepare(ctx); err != nil {
-		lock.Close()
+		releaseLock(lock)
 		return nil, err
 	}
 	if err := c.spawn(); err != nil {
-		lock.Close()
+		releaseLock(lock)
 		return nil, err
 	}
 	if err := c.awaitReady(ctx); err != nil {
@@ -137,7 +137,7 @@ func (c *Cluster) supervise(cmd *exec.Cmd, started chan<- error) {
 	case !c.stopping.Load():
 		c.exit = errors.New("PostgreSQL was stopped by somebody else")
 	}
-	c.lock.Close() // unlocks
+	releaseLock(c.lock)
 	close(c.done)
 }
 

@@ -53,8 +53,16 @@ func (p place) takeLock() (*os.File, error) {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	if err != nil {
-		f.Close()
+		releaseLock(f)
 		return nil, fmt.Errorf("write the lock of the PostgreSQL cluster: %w", err)
 	}
 	return f, nil
+}
+
+// releaseLock gives the lock back. It is unlocked by name, not by closing
+// alone: a child that is being started at this moment holds a copy of the file
+// until it runs its program, and with it the lock.
+func releaseLock(f *os.File) {
+	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // closing does it too, a moment later
+	f.Close()
 }

@@ -226,9 +226,7 @@ func helperCommand(t *testing.T, cred *syscall.Credential, args ...string) *exec
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(copied, data, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		writeProgram(t, copied, data)
 		binary = copied
 	}
 	cmd := exec.Command(binary, append([]string{helperArg}, args...)...)
@@ -236,4 +234,16 @@ func helperCommand(t *testing.T, cred *syscall.Credential, args ...string) *exec
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
 	return cmd
+}
+
+// writeProgram writes a file that is to be executed. No child may be started
+// meanwhile: it would hold the file open for writing until it runs its own
+// program, and the kernel does not execute such a file ("text file busy").
+func writeProgram(t *testing.T, name string, data []byte) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := os.WriteFile(name, data, 0o755); err != nil {
+		t.Fatal(err)
+	}
 }
