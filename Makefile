@@ -8,7 +8,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/.tools
 
-.PHONY: help run demo test check generate lint build bench clean prepare test-only test-bench race vuln openapi-lint vendor-web
+.PHONY: help run demo test check generate lint build bench chaos clean prepare test-only test-bench race vuln openapi-lint vendor-web
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ build: ## both programs into bin/
 
 bench: build ## figures and ratios, side by side; ONLY=name,... runs a part
 	cd bench && go run . -bin ../bin $(if $(ONLY),-only $(ONLY))
+
+chaos: build ## herds and floods against a real controller; a broken promise fails; ONLY=herd,flood,...
+	cd bench && go run . -bin ../bin -chaos $(or $(ONLY),all)
 
 race: ## all tests under the race detector (slow)
 	go test -race ./... -timeout 40m

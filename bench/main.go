@@ -62,6 +62,7 @@ func run(args []string, out io.Writer) error {
 	b := &bench{report: report{out: out}}
 	bin := flags.String("bin", "../bin", "folder of headgate and headgate-agent")
 	only := flags.String("only", "", "run only the benchmarks of these figures, comma separated")
+	chaos := flags.String("chaos", "", "instead of benchmarks run these trials, comma separated, or all; promises that are broken fail the run")
 	list := flags.Bool("list", false, "list the figures and stop")
 	flags.IntVar(&b.rounds, "rounds", 3, "alternating rounds; the median counts")
 	flags.DurationVar(&b.window, "window", 10*time.Second, "steady load in one round")
@@ -70,6 +71,9 @@ func run(args []string, out io.Writer) error {
 	// For this program itself:
 	simulator := flags.String("simulator", "", "be the simulator with this folder")
 	agents := flags.Int("agents", 1, "with -simulator: how many agents")
+	herd := flags.Bool("herd", false, "be a herd of clients")
+	flood := flags.Bool("flood", false, "be a flood of strangers")
+	prober := flags.Bool("prober", false, "be a client that measures answers")
 	echo := flags.String("echo-client", "", "be the client of the echo comparison with this folder")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -82,6 +86,12 @@ func run(args []string, out io.Writer) error {
 	switch {
 	case *simulator != "":
 		return runSimulator(ctx, *simulator, *agents)
+	case *herd:
+		return runHerd(ctx)
+	case *flood:
+		return runFlood(ctx)
+	case *prober:
+		return runProber(ctx)
 	case *echo != "":
 		return runEchoClient(ctx, *echo)
 	case *list:
@@ -99,6 +109,10 @@ func run(args []string, out io.Writer) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, totalTime)
 	defer cancel()
+	if *chaos != "" {
+		b.describe()
+		return b.runChaos(ctx, *chaos)
+	}
 	return b.runAll(ctx, chosen)
 }
 

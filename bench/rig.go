@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -44,12 +45,17 @@ type rig struct {
 	sim   *worker
 	ids   []string // of the agents
 	port  int
+
+	// Of a rig that is started again on the same ports; see secureRig.
+	public, controller string
+	extra              []string // arguments of up
 }
 
 // runFile is what `headgate up` tells of itself in run.json.
 type runFile struct {
 	PublicURL     string `json:"public_url"`
 	ControllerURL string `json:"controller_url"`
+	CAFile        string `json:"ca_file"`
 	TokenFile     string `json:"token_file"`
 	DatabaseURL   string `json:"database_url"`
 	PID           int    `json:"pid"`
@@ -72,10 +78,11 @@ func (b *bench) newRig(ctx context.Context, env ...string) (*rig, error) {
 
 // upArgs is the command that is measured.
 func (r *rig) upArgs(public string) []string {
-	return []string{
+	controller := cmp.Or(r.controller, "127.0.0.1:0")
+	return append([]string{
 		"up", "--data", filepath.Join(r.dir, "headgate"), "--agents", "0",
-		"--public-addr", public, "--controller-addr", "127.0.0.1:0",
-	}
+		"--public-addr", public, "--controller-addr", controller,
+	}, r.extra...)
 }
 
 // startUp starts `headgate up` and waits for its run.json.
@@ -86,7 +93,7 @@ func (r *rig) startUp(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(r.bench.headgate, r.upArgs("127.0.0.1:0")...) //nolint:noctx // it ends by TERM, then KILL
+	cmd := exec.Command(r.bench.headgate, r.upArgs(cmp.Or(r.public, "127.0.0.1:0"))...) //nolint:noctx // it ends by TERM, then KILL
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), r.env...)
 	if r.up, err = startProcess(cmd); err != nil {
