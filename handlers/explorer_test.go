@@ -13,6 +13,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"headgate/internal/auth"
+	"headgate/internal/testkit"
 )
 
 // explorerTime bounds one step in the browser; a busy machine needs it.
@@ -23,7 +24,7 @@ func explorerTab(t *testing.T, server *httptest.Server) context.Context {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Skip("there is no Chromium on this machine; the explorer can only be tried in one")
+		testkit.Lacks(t, "there is no Chromium on this machine; the explorer can only be tried in one")
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(path), chromedp.Headless, chromedp.NoSandbox, chromedp.DisableGPU, chromedp.NoFirstRun,

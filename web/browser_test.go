@@ -25,6 +25,7 @@ import (
 	"headgate/internal/auth"
 	"headgate/internal/fleet"
 	"headgate/internal/kinds"
+	"headgate/internal/testkit"
 	"headgate/tasks"
 	"headgate/web"
 )
@@ -56,7 +57,7 @@ func startBrowser(t *testing.T) *browser {
 	t.Helper()
 	path, err := findBrowser()
 	if errors.Is(err, errNoBrowser) {
-		t.Skip("there is no Chromium on this machine; install it, or name one by HEADGATE_TEST_BROWSER")
+		testkit.Lacks(t, "there is no Chromium on this machine; install it, or name one by HEADGATE_TEST_BROWSER")
 	}
 	if err != nil {
 		t.Fatalf("HEADGATE_TEST_BROWSER: %v", err)
