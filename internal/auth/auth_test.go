@@ -140,7 +140,7 @@ func TestExpiredTokensAreRefused(t *testing.T) {
 	})
 }
 
-func TestOnlyTokensOfOwnFilesWorkWhileTheDatabaseIsAway(t *testing.T) {
+func TestUnknownTokensAreToldToComeBackWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	s, st := newService(t, auth.Config{})
 	path := filepath.Join(t.TempDir(), "admin.token")
@@ -158,6 +158,26 @@ func TestOnlyTokensOfOwnFilesWorkWhileTheDatabaseIsAway(t *testing.T) {
 	}
 	if _, err := s.Authenticate(bearer(t, other)); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("another token: %v, want unavailable", err)
+	}
+}
+
+func TestTheTokenOfAFileWorksBeforeTheDatabaseAnswered(t *testing.T) {
+	t.Parallel()
+	s, st := newService(t, auth.Config{})
+	st.Break(errors.New("connection refused"))
+	path := filepath.Join(t.TempDir(), "admin.token")
+	if err := s.KeepTokenFile(path, "up", auth.Admin); err != nil {
+		t.Fatal(err)
+	}
+	secret, err := auth.ReadTokenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.Authenticate(bearer(t, secret)); err != nil || p.Actor() != "token:up" {
+		t.Errorf("got %+v, %v", p, err)
+	}
+	if _, _, err := s.SignInWithToken(t.Context(), secret); fault.CodeOf(err) != "credentials_unavailable" {
+		t.Errorf("sign in: %v", err)
 	}
 }
 

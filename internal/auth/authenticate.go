@@ -59,55 +59,20 @@ func (s *Service) session(ctx context.Context, value string) (Principal, error) 
 	return s.lookup(ctx, hashOf(value), s.loadSession)
 }
 
-// lookup answers from the cache, or asks the database. When an entry has just
-// gone stale, one caller renews it and the others wait their turn at the
-// database only if there is no entry at all.
-func (s *Service) lookup(ctx context.Context, hash [32]byte, load func(context.Context, [32]byte) (Principal, error)) (Principal, error) {
-	now := s.now()
-	e, fresh, gen := s.cache.get(hash, now)
-	// A stale entry serves the few callers that arrive while one renews it;
-	// together with its term that stays below the promised second.
-	if e != nil && (fresh || now.Sub(e.until) < s.cfg.CacheTerm/10 && !e.busy.CompareAndSwap(false, true)) {
-		e.used.Store(now.UnixNano())
-		return e.who, e.err
-	}
-	who, err := load(ctx, hash)
-	switch {
-	case err == nil, fault.Is(err, fault.Unauthenticated):
-		s.cache.put(hash, who, err, now, gen)
-		if e, _, _ := s.cache.get(hash, now); e != nil {
-			e.used.Store(now.UnixNano())
-		}
-		return who, err
-	default:
-		return s.fallBack(hash, err)
-	}
-}
-
-// fallBack lets the tokens of this controller's own files work while the
-// database is away: its operator then needs status and metrics most.
-func (s *Service) fallBack(hash [32]byte, err error) (Principal, error) {
-	if who, ok := s.cache.kept(hash); ok {
-		return who, nil
-	}
-	return Principal{}, fault.Wrap(err, fault.Unavailable, "credentials_unavailable", "The credential cannot be checked now because the database does not answer.").
-		WithHint("Try again in a few seconds.")
-}
-
-func (s *Service) loadToken(ctx context.Context, hash [32]byte) (Principal, error) {
+func (s *Service) loadToken(ctx context.Context, hash [32]byte) (known, error) {
 	t, err := s.cfg.Store.TokenByHash(ctx, hash)
 	if fault.Is(err, fault.NotFound) {
 		s.cache.unkeep(hash)
-		return Principal{}, wrongToken()
+		return known{}, wrongToken()
 	}
 	if err != nil {
-		return Principal{}, fmt.Errorf("look up token: %w", err)
+		return known{}, fmt.Errorf("look up token: %w", err)
 	}
 	if err := usable(t, s.now()); err != nil {
 		s.cache.unkeep(hash)
-		return Principal{}, err
+		return known{}, err
 	}
-	return principalOf(t), nil
+	return known{principalOf(t), t.ExpiresAt}, nil
 }
 
 // controllerOf gives the controller whose verified certificate the connection

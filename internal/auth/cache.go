@@ -10,52 +10,94 @@ import (
 // cache remembers for a moment who a credential belongs to. It is bounded:
 // when full, it is emptied, which costs one lookup for each caller.
 //
-// The mutex guards both maps; entries never change but for their counters.
+// The mutex guards the maps; entries never change but for their counters.
 type cache struct {
-	term time.Duration
-	max  int
+	term  time.Duration
+	stale time.Duration
+	max   int
 
 	mu      sync.RWMutex
 	entries map[[32]byte]*entry
 	local   map[[32]byte]Principal // tokens of this controller's own files
+	flights map[[32]byte]*flight   // lookups under way
 	gen     uint64                 // rises with every drop; an answer of an older one is not kept
 }
 
+// known is what a lookup found: who it is, and when the credential ends by
+// itself (zero = never).
+type known struct {
+	who     Principal
+	expires time.Time
+}
+
 type entry struct {
-	who   Principal
+	known
 	err   error // a refusal is remembered too
+	asked time.Time
 	until time.Time
 	used  atomic.Int64 // unix nanoseconds, 0 = not since the last flush
-	busy  atomic.Bool  // one caller is renewing it
 }
 
-func newCache(term time.Duration, max int) *cache {
-	return &cache{term: term, max: max, entries: map[[32]byte]*entry{}, local: map[[32]byte]Principal{}}
+// answer gives what the entry says, and notes that it was used.
+func (e *entry) answer(now time.Time) (Principal, error) {
+	e.used.Store(now.UnixNano())
+	return e.who, e.err
 }
 
-// get gives the entry of a hash, if any, whether it is still fresh, and the
-// generation to hand to put.
-func (c *cache) get(hash [32]byte, now time.Time) (e *entry, fresh bool, gen uint64) {
+// expired says whether the credential has ended by itself meanwhile.
+func (e *entry) expired(now time.Time) bool { return !e.expires.IsZero() && !now.Before(e.expires) }
+
+func newCache(cfg Config) *cache {
+	return &cache{
+		term: cfg.CacheTerm, stale: cfg.StaleTerm, max: cfg.CacheSize,
+		entries: map[[32]byte]*entry{}, local: map[[32]byte]Principal{}, flights: map[[32]byte]*flight{},
+	}
+}
+
+// get gives the entry of a hash, if any, and whether it is still fresh.
+func (c *cache) get(hash [32]byte, now time.Time) (e *entry, fresh bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	e = c.entries[hash]
-	return e, e != nil && now.Before(e.until), c.gen
+	return e, e != nil && now.Before(e.until) && !e.expired(now)
 }
 
-func (c *cache) put(hash [32]byte, who Principal, refusal error, now time.Time, gen uint64) {
+// put keeps the answer of a lookup that was asked at the given time, unless
+// something was revoked meanwhile.
+func (c *cache) put(hash [32]byte, found known, refusal error, asked time.Time, gen uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if gen != c.gen {
-		return // something was revoked while we asked
+		return
 	}
 	if len(c.entries) >= c.max {
 		clear(c.entries)
 	}
-	e := &entry{who: who, err: refusal, until: now.Add(c.term)}
+	e := &entry{known: found, err: refusal, asked: asked, until: asked.Add(c.term)}
 	if old := c.entries[hash]; old != nil {
+		if old.asked.After(asked) {
+			return // a late answer says nothing new
+		}
 		e.used.Store(old.used.Load())
 	}
 	c.entries[hash] = e
+}
+
+// last gives what was known of a credential when the database last answered,
+// if that is not too long ago, and what never needs it: the tokens of this
+// controller's own files.
+func (c *cache) last(hash [32]byte, now time.Time) (who Principal, refusal error, ok bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if who, ok := c.local[hash]; ok {
+		return who, nil, true
+	}
+	e := c.entries[hash]
+	if e == nil || e.expired(now) || now.Sub(e.asked) > c.stale {
+		return Principal{}, nil, false
+	}
+	who, refusal = e.answer(now)
+	return who, refusal, true
 }
 
 // drop forgets everything: a revocation is rare and must hold at once.
@@ -64,6 +106,7 @@ func (c *cache) drop(token uuid.UUID) {
 	defer c.mu.Unlock()
 	c.gen++
 	clear(c.entries)
+	clear(c.flights) // nobody joins a lookup that may have read what was before
 	for hash, who := range c.local {
 		if who.ID == token {
 			delete(c.local, hash)
@@ -71,20 +114,14 @@ func (c *cache) drop(token uuid.UUID) {
 	}
 }
 
-// keep and kept serve the tokens that work while the database is away.
+// keep adds a token that works while the database is away.
 func (c *cache) keep(hash [32]byte, who Principal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.local[hash] = who
 }
 
-func (c *cache) kept(hash [32]byte) (Principal, bool) {
-	c.mu.RLock()
-	defer c.mu.RUnlock()
-	who, ok := c.local[hash]
-	return who, ok
-}
-
+// unkeep ends that: the database says that the token has ended.
 func (c *cache) unkeep(hash [32]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

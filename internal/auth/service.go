@@ -25,6 +25,8 @@ const (
 	DefaultSessionTerm = 12 * time.Hour         // a working day
 	DefaultLinkTerm    = 10 * time.Minute       // long enough to copy it to another window
 	DefaultTouchEvery  = time.Minute            // last use is shown to the minute
+	DefaultLookupTerm  = 2 * time.Second        // a caller who waits longer is better told to come back
+	DefaultStaleTerm   = 5 * time.Minute        // an operator looks and Prometheus scrapes more often
 
 	maxTokenName = 100 // characters
 	maxTokenTerm = 365 * 24 * time.Hour
@@ -42,6 +44,14 @@ type Config struct {
 	SessionTerm  time.Duration
 	LinkTerm     time.Duration
 	TouchEvery   time.Duration
+
+	// LookupTerm is how long a caller waits for the database to say who they
+	// are. One whom it has named within StaleTerm waits a quarter of that, and
+	// then is taken for the same, so that operators are not locked out of a
+	// controller whose database is silent. While it answers in time, a
+	// revocation holds within CacheTerm.
+	LookupTerm time.Duration
+	StaleTerm  time.Duration
 }
 
 // Service answers who is calling and what they may do. Safe for use by many
@@ -51,6 +61,7 @@ type Service struct {
 	log       *slog.Logger
 	cache     *cache
 	permitted permitted
+	silence   silence
 	now       func() time.Time
 }
 
@@ -64,12 +75,14 @@ func New(cfg Config) (*Service, error) {
 	cfg.SessionTerm = orDefault(cfg.SessionTerm, DefaultSessionTerm)
 	cfg.LinkTerm = orDefault(cfg.LinkTerm, DefaultLinkTerm)
 	cfg.TouchEvery = orDefault(cfg.TouchEvery, DefaultTouchEvery)
+	cfg.LookupTerm = orDefault(cfg.LookupTerm, DefaultLookupTerm)
+	cfg.StaleTerm = orDefault(cfg.StaleTerm, DefaultStaleTerm)
 	log := cfg.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Service{
-		cfg: cfg, log: log, cache: newCache(cfg.CacheTerm, cfg.CacheSize), permitted: newPermitted(),
+		cfg: cfg, log: log, cache: newCache(cfg), permitted: newPermitted(),
 		now: func() time.Time { return time.Now().UTC() },
 	}, nil
 }

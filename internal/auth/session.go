@@ -51,20 +51,21 @@ func (s *Service) SignInWithCode(ctx context.Context, code string) (value string
 // SignInWithToken opens a session for the holder of an API token.
 func (s *Service) SignInWithToken(ctx context.Context, secret string) (value string, sess Session, err error) {
 	secret = strings.TrimSpace(secret)
-	if _, err := s.token(ctx, secret); err != nil {
+	who, err := s.token(ctx, secret)
+	if err != nil {
 		return "", Session{}, err
 	}
-	t, err := s.cfg.Store.TokenByHash(ctx, hashOf(secret))
-	if err != nil {
-		return "", Session{}, fmt.Errorf("look up token: %w", err)
+	e, _ := s.cache.get(hashOf(secret), s.now())
+	if e == nil || e.err != nil {
+		return "", Session{}, cannotCheck(errSilent) // known from its file alone
 	}
-	user, err := s.cfg.Store.EnsureUser(ctx, tokenUser+t.ID.String(), t.Role)
+	user, err := s.cfg.Store.EnsureUser(ctx, tokenUser+who.ID.String(), who.Role)
 	if err != nil {
 		return "", Session{}, fmt.Errorf("make user of token: %w", err)
 	}
 	expires := s.now().Add(s.cfg.SessionTerm)
-	if !t.ExpiresAt.IsZero() && t.ExpiresAt.Before(expires) {
-		expires = t.ExpiresAt
+	if !e.expires.IsZero() && e.expires.Before(expires) {
+		expires = e.expires
 	}
 	return s.open(ctx, user, expires)
 }
@@ -89,25 +90,27 @@ func (s *Service) SignOut(ctx context.Context, value string) error {
 	return nil
 }
 
-func (s *Service) loadSession(ctx context.Context, hash [32]byte) (Principal, error) {
+func (s *Service) loadSession(ctx context.Context, hash [32]byte) (known, error) {
 	sess, err := s.cfg.Store.SessionByHash(ctx, hash)
 	if fault.Is(err, fault.NotFound) || err == nil && !s.now().Before(sess.ExpiresAt) {
-		return Principal{}, fault.New(fault.Unauthenticated, "session_ended", "The session has ended.").WithHint("Sign in again.")
+		return known{}, fault.New(fault.Unauthenticated, "session_ended", "The session has ended.").WithHint("Sign in again.")
 	}
 	if err != nil {
-		return Principal{}, fmt.Errorf("look up session: %w", err)
+		return known{}, fmt.Errorf("look up session: %w", err)
 	}
 	if sess.User.Disabled {
-		return Principal{}, userDisabled()
+		return known{}, userDisabled()
 	}
 	if id, ok := strings.CutPrefix(sess.User.Name, tokenUser); ok {
-		return s.tokenSession(ctx, id)
+		who, err := s.tokenSession(ctx, id)
+		return known{who, sess.ExpiresAt}, err
 	}
-	return Principal{Kind: KindUser, ID: sess.User.ID, Name: sess.User.Name, Role: sess.User.Role}, nil
+	return known{Principal{Kind: KindUser, ID: sess.User.ID, Name: sess.User.Name, Role: sess.User.Role}, sess.ExpiresAt}, nil
 }
 
 // tokenSession gives the principal of the token that a session was opened
-// with, as long as the token itself is usable.
+// with, as long as the token itself is usable. The session ends no later than
+// its token.
 func (s *Service) tokenSession(ctx context.Context, id string) (Principal, error) {
 	all, err := s.cfg.Store.Tokens(ctx)
 	if err != nil {

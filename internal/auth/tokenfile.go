@@ -85,3 +85,14 @@ func (s *Service) EnsureTokenFile(ctx context.Context, path, name string, role R
 	s.cache.keep(t.Hash, principalOf(t))
 	return t, nil
 }
+
+// KeepTokenFile lets the token of this controller's own file work before the
+// database has ever answered. It makes the file when there is none.
+func (s *Service) KeepTokenFile(path, name string, role Role) error {
+	secret, err := ReadTokenFile(path)
+	if err != nil {
+		return err
+	}
+	s.cache.keep(hashOf(secret), Principal{Kind: KindToken, Name: name, Role: role})
+	return nil
+}

@@ -24,6 +24,7 @@ type Store struct {
 	down     error
 	lookups  int
 	touched  map[uuid.UUID]time.Time
+	silent   chan struct{} // not nil: lookups wait until it is closed
 }
 
 type link struct {
@@ -46,6 +47,31 @@ func (s *Store) Break(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = err
+}
+
+// Silence makes later lookups wait, whatever their context says, as a driver
+// does at a server that has fallen silent, until the function given is called.
+func (s *Store) Silence() (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	silent := make(chan struct{})
+	s.silent = silent
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.silent = nil
+		close(silent)
+	}
+}
+
+// await ends when the store is not silent.
+func (s *Store) await() {
+	s.mu.Lock()
+	silent := s.silent
+	s.mu.Unlock()
+	if silent != nil {
+		<-silent
+	}
 }
 
 // Lookups counts the calls of TokenByHash and SessionByHash.
@@ -108,6 +134,7 @@ func (s *Store) Tokens(context.Context) ([]auth.Token, error) {
 
 // TokenByHash implements auth.Store.
 func (s *Store) TokenByHash(_ context.Context, hash [32]byte) (auth.Token, error) {
+	s.await()
 	unlock, err := s.lock()
 	defer unlock()
 	s.lookups++
@@ -163,6 +190,7 @@ func (s *Store) InsertSession(_ context.Context, sess auth.Session) error {
 
 // SessionByHash implements auth.Store.
 func (s *Store) SessionByHash(_ context.Context, hash [32]byte) (auth.Session, error) {
+	s.await()
 	unlock, err := s.lock()
 	defer unlock()
 	s.lookups++
