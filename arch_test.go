@@ -21,6 +21,7 @@ import (
 var allowed = map[string][]string{
 	"internal/fault":      {},
 	"listener":            {},
+	"listener/admission":  {},
 	"migrations":          {},
 	"internal/agentpb":    {},
 	"openapi":             {},
@@ -29,7 +30,7 @@ var allowed = map[string][]string{
 	"internal/pki":        {"internal/fault"},
 	"internal/auth":       {"internal/fault"},
 	"tasks":               {"internal/kinds", "internal/fault"},
-	"internal/fleet":      {"tasks", "internal/kinds", "internal/pki", "internal/agentpb", "internal/fault"},
+	"internal/fleet":      {"tasks", "internal/kinds", "internal/pki", "internal/agentpb", "listener/admission", "internal/fault"},
 	"internal/store":      {"tasks", "internal/fleet", "internal/auth", "internal/kinds", "migrations", "internal/fault"},
 	"handlers":            {"tasks", "internal/fleet", "internal/auth", "internal/kinds", "listener", "internal/fault"},
 	"web":                 {"tasks", "internal/fleet", "internal/auth", "internal/kinds", "listener", "internal/fault"},
