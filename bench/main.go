@@ -35,6 +35,8 @@ func table() []benchmark {
 		{[]string{"single_submits_per_s", "single_submit_vs_pgbench"}, benchSubmit},
 		{[]string{"end_to_end_tasks_per_s_100_agents"}, benchFewAgents},
 		{[]string{"end_to_end_tasks_per_s_1000_agents", "end_to_end_vs_raw_grpc"}, benchManyAgents},
+		{[]string{"all_agents_ready_s_1000_agents"}, benchReadyThousand},
+		{[]string{"all_agents_ready_s"}, benchReady},
 		{[]string{"memory_per_agent_kib", "memory_per_agent_vs_raw_grpc"}, benchMemory},
 	}
 }

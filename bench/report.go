@@ -164,6 +164,11 @@ const lookEvery = 20 * time.Millisecond
 
 // waitUntil looks until the condition holds.
 func waitUntil(ctx context.Context, most time.Duration, what string, holds func() (bool, error)) error {
+	return waitEvery(ctx, lookEvery, most, what, holds)
+}
+
+// waitEvery is waitUntil with a pause of its own between looks.
+func waitEvery(ctx context.Context, every, most time.Duration, what string, holds func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	for {
@@ -171,7 +176,7 @@ func waitUntil(ctx context.Context, most time.Duration, what string, holds func(
 		if err != nil || ok {
 			return err
 		}
-		if err := wait(ctx, lookEvery); err != nil {
+		if err := wait(ctx, every); err != nil {
 			return fmt.Errorf("waited for %s: %w", what, err)
 		}
 	}

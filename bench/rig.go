@@ -27,6 +27,8 @@ const (
 	// pairsPerToken stays below the pairings that one API token may start in a
 	// minute; more agents are enrolled with more tokens.
 	pairsPerToken = 250
+	// usesPerToken is how many agents one enrolment token may enrol at most.
+	usesPerToken = 1000
 	// pairWorkers is how many pairings run at once.
 	pairWorkers = 8
 	// callTimeout bounds one call of the API.
@@ -162,20 +164,20 @@ func (r *rig) simulate(ctx context.Context, n int) error {
 		return err
 	}
 	r.ids, r.port = st.IDs, st.Port
-	if st.Paired < n {
-		if err := r.pair(ctx, st.Paired, n); err != nil {
+	for from := st.Paired; from < n; from += usesPerToken {
+		if err := r.pair(ctx, from, min(n, from+usesPerToken)); err != nil {
 			return err
 		}
 	}
 	return r.connected(ctx, n)
 }
 
-// pair enrols the agents from one index to another.
+// pair enrols the agents from one index to another, with one enrolment token.
 func (r *rig) pair(ctx context.Context, from, to int) error {
 	var enrol struct {
 		Token string `json:"token"`
 	}
-	if err := r.api.call(ctx, "POST", "/api/v1/enrolment-tokens", map[string]any{"max_uses": min(to-from, 1000)}, &enrol); err != nil {
+	if err := r.api.call(ctx, "POST", "/api/v1/enrolment-tokens", map[string]any{"max_uses": to - from}, &enrol); err != nil {
 		return fmt.Errorf("make an enrolment token: %w", err)
 	}
 	var st simState
