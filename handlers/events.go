@@ -3,7 +3,6 @@ package handlers
 import (
 	"context"
 	"encoding/json/v2"
-	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -20,7 +19,6 @@ const (
 	eventWriteTime   = 10 * time.Second // for one write; a reader that takes longer is gone
 	retryMS          = 2000             // what a browser waits before it comes back
 	maxTopics        = 64               // of one stream
-	restartSpread    = 9000             // ms over which streams come back after a restart
 )
 
 // EventBody is the data of an event: what changed. Whoever cares reads the
@@ -65,13 +63,15 @@ func (s *server) events(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer sub.Close()
+	farewell, gone := s.cfg.Farewell.enter()
+	defer gone()
 	s.metrics.streams.Inc()
 	defer s.metrics.streams.Dec()
 	st := newEventStream(w)
 	if err := st.begin(hello, s.cfg.Version.Version); err != nil {
 		return nil //nolint:nilerr // the client is gone; there is nobody to tell
 	}
-	s.follow(r, st, sub)
+	s.follow(r, st, sub, farewell)
 	return nil
 }
 
@@ -95,9 +95,9 @@ func (s *server) subscribe(r *http.Request) (sub *tasks.Subscription, hello stri
 	return sub, hello, err
 }
 
-// follow passes events on until the client, its right, or this controller is
-// gone.
-func (s *server) follow(r *http.Request, st *eventStream, sub *tasks.Subscription) {
+// follow passes events on until the client or its right is gone, or the
+// farewell comes.
+func (s *server) follow(r *http.Request, st *eventStream, sub *tasks.Subscription, farewell <-chan struct{}) {
 	beat := time.NewTicker(s.cfg.Heartbeat)
 	defer beat.Stop()
 	recheck := time.NewTicker(recheckEvery)
@@ -107,7 +107,7 @@ func (s *server) follow(r *http.Request, st *eventStream, sub *tasks.Subscriptio
 		select {
 		case <-r.Context().Done():
 			return
-		case <-s.cfg.Draining:
+		case <-farewell:
 			_ = st.restart() // the client may be gone already
 			return
 		case <-beat.C:
@@ -201,10 +201,10 @@ func (st *eventStream) add(e tasks.Event) error {
 	return nil
 }
 
-// restart asks the client to come back after a while of its own, so that all
-// of them do not come at once.
+// restart asks the client to come back after a while of its own.
 func (st *eventStream) restart() error {
-	st.buf = append(st.buf, "retry: "+strconv.Itoa(1000+rand.IntN(restartSpread))+"\nevent: restart\ndata: {}\n\n"...)
+	retry := strconv.FormatInt(randomReturn().Milliseconds(), 10)
+	st.buf = append(st.buf, "retry: "+retry+"\nevent: restart\ndata: {}\n\n"...)
 	return st.flush()
 }
 

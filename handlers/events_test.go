@@ -156,7 +156,7 @@ func TestEventsBeatAndEndWithARetryTime(t *testing.T) {
 	s.want("hello")
 	s.want("comment")
 	s.want("comment")
-	close(rig.drain)
+	rig.leave.Begin(0)
 	for {
 		e, ok := s.next()
 		if !ok {

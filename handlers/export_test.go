@@ -35,6 +35,9 @@ func Table(cfg Config) (table []RouteInfo, served map[string]bool, err error) {
 	return table, served, err
 }
 
+// Enter notes an answer that stays open, as streams and waits do.
+func (f *Farewell) Enter() (leave <-chan struct{}, gone func()) { return f.enter() }
+
 // ReadBody reads a body as a route of this limit does, and gives what was read
 // and the memory that was held for it.
 func ReadBody(r *http.Request, limit int64) (body []byte, held int, err error) {

@@ -44,7 +44,7 @@ type rig struct {
 	agents  *agents
 	ready   atomic.Bool
 	public  atomic.Bool // requests come in at the public port
-	drain   chan struct{}
+	leave   *handlers.Farewell
 	tokens  map[auth.Role]string
 	cookies map[auth.Role]string
 }
@@ -60,7 +60,7 @@ func names() []string { return []string{"alpha", "beta", "gamma", "twin", "twin"
 
 func newRig(t testing.TB, change ...func(*handlers.Config)) *rig {
 	t.Helper()
-	r := &rig{store: authtest.NewStore(), drain: make(chan struct{}), tokens: map[auth.Role]string{}, cookies: map[auth.Role]string{}}
+	r := &rig{store: authtest.NewStore(), leave: handlers.NewFarewell(), tokens: map[auth.Role]string{}, cookies: map[auth.Role]string{}}
 	r.ready.Store(true)
 	var err error
 	if r.auth, err = auth.New(auth.Config{Store: r.store}); err != nil {
@@ -80,7 +80,7 @@ func newRig(t testing.TB, change ...func(*handlers.Config)) *rig {
 		OpenAPI: sharedPages().document, Swagger: sharedPages().swagger, Reference: sharedPages().reference,
 		Web:              http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "dashboard") }),
 		OnControllerPort: func(*http.Request) bool { return !r.public.Load() },
-		Draining:         r.drain,
+		Farewell:         r.leave,
 	}
 	for _, f := range change {
 		f(&cfg)

@@ -44,7 +44,7 @@ type Config struct {
 	// OnControllerPort says whether a request came in at the controller port;
 	// nil asks the listener.
 	OnControllerPort func(*http.Request) bool
-	Draining         <-chan struct{} // closed when streams shall end; nil = never
+	Farewell         *Farewell // ends streams and waits when the controller stops; nil = never
 
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil = metrics are kept but not shown
@@ -96,6 +96,9 @@ func newServer(cfg Config) *server {
 	}
 	if cfg.MaxStreamsPrincipal <= 0 {
 		cfg.MaxStreamsPrincipal = DefaultMaxStreamsPrincipal
+	}
+	if cfg.Farewell == nil {
+		cfg.Farewell = NewFarewell()
 	}
 	log := cfg.Logger
 	if log == nil {

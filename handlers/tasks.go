@@ -1,6 +1,7 @@
 package handlers
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -66,8 +67,9 @@ func (s *server) submitTask(w http.ResponseWriter, r *http.Request) error {
 	begin := time.Now()
 	var t *tasks.Task
 	if wait > 0 {
-		keepOpen(w, tasks.DefaultSubmitWait+wait)
-		t, err = s.cfg.Tasks.SubmitAndWait(r.Context(), sub, principal(r).Actor(), key, wait)
+		t, err = s.wait(w, r, tasks.DefaultSubmitWait+wait, func(ctx context.Context) (*tasks.Task, error) {
+			return s.cfg.Tasks.SubmitAndWait(ctx, sub, principal(r).Actor(), key, wait)
+		})
 	} else {
 		t, err = s.cfg.Tasks.Submit(r.Context(), sub, principal(r).Actor(), key)
 	}
@@ -296,8 +298,7 @@ func (s *server) getTask(w http.ResponseWriter, r *http.Request) error {
 	}
 	var t *tasks.Task
 	if wait > 0 {
-		keepOpen(w, wait)
-		t, err = s.cfg.Tasks.Wait(r.Context(), id, wait)
+		t, err = s.wait(w, r, wait, func(ctx context.Context) (*tasks.Task, error) { return s.cfg.Tasks.Wait(ctx, id, wait) })
 	} else {
 		t, err = s.cfg.Tasks.Get(r.Context(), id)
 	}

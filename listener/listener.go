@@ -300,6 +300,17 @@ func publicAddr(list []netip.AddrPort) net.Addr {
 	return net.TCPAddrFromAddrPort(list[0])
 }
 
+// Refuse is the first part of Drain: when it returns, the public port refuses
+// for good, while both ports' connections and the controller port go on. Drain
+// must follow.
+func (l *Listener) Refuse() {
+	l.move(move{to: StateDraining, reason: "drain asked for"})
+	select {
+	case <-l.refused:
+	case <-l.life.Done():
+	}
+}
+
 // Drain ends the listener gently: the public port refuses, its connections are
 // waited for, then the controller port closes. The caller makes the
 // connections end (by http.Server.SetKeepAlivesEnabled and its own farewells).
@@ -308,13 +319,9 @@ func publicAddr(list []netip.AddrPort) net.Addr {
 // http.Server.Serve if Shutdown was not called before. Close during Drain ends it with net.ErrClosed; a
 // second Drain waits for the first; Drain after Close does nothing.
 func (l *Listener) Drain(ctx context.Context) error {
-	l.move(move{to: StateDraining, reason: "drain asked for"})
+	l.Refuse()
 	if l.state.report().State == StateClosed {
 		return nil
-	}
-	select {
-	case <-l.refused:
-	case <-l.life.Done():
 	}
 	var err error
 	if !l.public.awaitEmpty(ctx) {

@@ -396,8 +396,17 @@ func (s *Service) tryCancel(ctx context.Context, id ID, actor string) error {
 	}
 }
 
+type leaveKey struct{}
+
+// WithLeave lets a wait end early: when leave is closed, Wait and
+// SubmitAndWait give the task as it is known then. Other than the end of ctx
+// that breaks nothing off, neither the reading nor a submission under way.
+func WithLeave(ctx context.Context, leave <-chan struct{}) context.Context {
+	return context.WithValue(ctx, leaveKey{}, leave)
+}
+
 // Wait gives the task when it is completed, or as it is after d (at most
-// MaxWait) or when ctx ends. It reads once; that the database cannot be read
+// MaxWait), when ctx ends, or at the end of WithLeave. It reads once; that the database cannot be read
 // later is no error: what is known is given.
 func (s *Service) Wait(ctx context.Context, id ID, d time.Duration) (*Task, error) {
 	w := newWaiter()
@@ -416,6 +425,7 @@ func (s *Service) Wait(ctx context.Context, id ID, d time.Duration) (*Task, erro
 func (s *Service) follow(ctx context.Context, w *waiter, t *Task, d time.Duration) *Task {
 	end := time.Now().Add(min(d, MaxWait))
 	epoch, _ := s.m.epochOf(t.Agent.Num)
+	leave, _ := ctx.Value(leaveKey{}).(<-chan struct{})
 	timer := time.NewTimer(min(d, waitPoll))
 	defer timer.Stop()
 	for {
@@ -423,6 +433,8 @@ func (s *Service) follow(ctx context.Context, w *waiter, t *Task, d time.Duratio
 		case c := <-w.told:
 			return s.ended(ctx, t, c)
 		case <-ctx.Done():
+			return t
+		case <-leave:
 			return t
 		case <-timer.C:
 		}

@@ -240,6 +240,12 @@ func TestWaitEndsWithTheTaskOrTheTime(t *testing.T) {
 		if got, err := r.service.Wait(ctx, next, time.Minute); err != nil || got.State != tasks.StateWaiting {
 			t.Errorf("with an ended context: %+v, %v", got, err)
 		}
+		leave := make(chan struct{})
+		close(leave)
+		begin = time.Now()
+		if got, err := r.service.Wait(tasks.WithLeave(t.Context(), leave), next, time.Minute); err != nil || got.State != tasks.StateWaiting || time.Since(begin) != 0 {
+			t.Errorf("asked to leave: after %s: %+v, %v", time.Since(begin), got, err)
+		}
 		r.pass(10 * time.Second)
 		r.check()
 	})

@@ -21,12 +21,14 @@ var version = "dev"
 const (
 	exitError = 1 // something went wrong
 	exitUsage = 2 // the command line or the configuration is wrong
+
+	exitSignal = 128 // plus the number of the second signal
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := newRootCommand().ExecuteContext(ctx)
-	stop()
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	err := newRootCommand().ExecuteContext(untilSignal(signals, os.Exit))
 	if err == nil {
 		return
 	}
@@ -35,6 +37,23 @@ func main() {
 		os.Exit(exitUsage)
 	}
 	os.Exit(exitError)
+}
+
+// untilSignal gives a context that the first signal ends. The second one ends
+// the program at once, whatever the end of the context has begun; children end
+// with it, since they ask for a signal of their own when their parent dies.
+func untilSignal(signals <-chan os.Signal, exit func(code int)) context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		<-signals
+		cancel()
+		code := exitSignal
+		if n, ok := (<-signals).(syscall.Signal); ok {
+			code += int(n)
+		}
+		exit(code)
+	}()
+	return ctx
 }
 
 // describe gives an error with what to do next, where that is known.

@@ -27,9 +27,10 @@ type upOptions struct {
 
 // Limits of `up`.
 const (
-	maxLocalAgents = 50               // on one machine; more is what bench's simulator is for
-	upTimeout      = 2 * time.Minute  // until everything is ready, package installation aside
-	stopAll        = 10 * time.Second // the promise of Ctrl-C
+	maxLocalAgents = 50              // on one machine; more is what bench's simulator is for
+	upTimeout      = 2 * time.Minute // until everything is ready, package installation aside
+	upDrain        = 5 * time.Second // for open requests at the end
+	stopParts      = 5 * time.Second // for all else; together the promise of Ctrl-C, 10 s
 )
 
 func newUpCommand() *cobra.Command {
@@ -96,6 +97,7 @@ func upConfig(cmd *cobra.Command, opts *upOptions) (controller.Config, error) {
 		"admin-token-file":      filepath.Join(opts.dir, "token"),
 		"allow-loopback-agents": "true",
 		"log-level":             "warn",
+		"drain-timeout":         upDrain.String(),
 	}
 	cfg, err := configFrom(cmd, "", preset)
 	cfg.Data = opts.dir
@@ -211,7 +213,7 @@ func (u *up) stop() error {
 	if u.announced() { // never that of another start on the same data
 		_ = os.Remove(filepath.Join(u.opts.dir, runFileName))
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopAll)
+	ctx, cancel := context.WithTimeout(context.Background(), u.cfg.DrainLead+u.cfg.DrainTimeout+stopParts)
 	defer cancel()
 	var errs []error
 	for i := len(u.stops) - 1; i >= 0; i-- {

@@ -32,6 +32,8 @@ type Config struct {
 	AllowLoopbackAgents bool
 	UnsafeDurability    bool
 	OpenDelay           time.Duration
+	DrainLead           time.Duration
+	DrainSpread         time.Duration
 	DrainTimeout        time.Duration
 	LogLevel            string
 }
@@ -42,7 +44,8 @@ const (
 	DefaultPublicAddr     = ":7440"
 	DefaultControllerAddr = "127.0.0.1:7441"
 	defaultOpenDelay      = 2 * time.Second // settles what the start stirred up
-	defaultDrainTimeout   = 5 * time.Second // `up` promises to end within 10 s
+	defaultDrainSpread    = 5 * time.Second
+	defaultDrainTimeout   = 30 * time.Second
 )
 
 // DefaultConfig gives the configuration before file, environment and flags.
@@ -53,6 +56,7 @@ func DefaultConfig() Config {
 		ControllerAddr: DefaultControllerAddr,
 		Fleet:          "headgate",
 		OpenDelay:      defaultOpenDelay,
+		DrainSpread:    defaultDrainSpread,
 		DrainTimeout:   defaultDrainTimeout,
 		LogLevel:       "info",
 	}
@@ -94,7 +98,9 @@ func Keys() []Key {
 		flag("allow-loopback-agents", "agents may be paired at loopback addresses", func(c *Config) *bool { return &c.AllowLoopbackAgents }),
 		flag("unsafe-durability", "accept a database that may lose acknowledged commits", func(c *Config) *bool { return &c.UnsafeDurability }),
 		span("open-delay", "how long the controller must be stable before the public port opens", func(c *Config) *time.Duration { return &c.OpenDelay }),
-		span("drain-timeout", "how long a stop waits for open requests", func(c *Config) *time.Duration { return &c.DrainTimeout }),
+		span("drain-lead", "how long the public port goes on at a stop after /readyz has failed", func(c *Config) *time.Duration { return &c.DrainLead }),
+		span("drain-spread", "time over which a stop ends event streams and waits, at most half of drain-timeout", func(c *Config) *time.Duration { return &c.DrainSpread }),
+		span("drain-timeout", "how long a stop waits for open requests after drain-lead", func(c *Config) *time.Duration { return &c.DrainTimeout }),
 		text("log-level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
 	}
 }
@@ -282,6 +288,9 @@ func checkAddr(bad func(string, ...any), key, addr string) (host, port string) {
 	}
 	return host, port
 }
+
+// drainSpread gives the streams at most half of the time that all have.
+func (c Config) drainSpread() time.Duration { return min(c.DrainSpread, c.DrainTimeout/2) }
 
 func (c Config) publicTLS() bool { return c.TLSCertFile != "" }
 

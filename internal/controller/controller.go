@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -15,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"headgate/handlers"
 	"headgate/internal/pki"
 	"headgate/internal/store"
 	"headgate/listener"
@@ -46,7 +46,7 @@ type Controller struct {
 	listener *listener.Listener
 	server   *http.Server
 	handler  atomic.Pointer[http.Handler] // replaced when the controller has joined
-	draining chan struct{}                // closed when streams shall end
+	farewell *handlers.Farewell           // ends streams and waits in drain
 
 	parts  parts // set by join
 	joined chan struct{}
@@ -70,7 +70,7 @@ func New(cfg Config, opts Options) (*Controller, error) {
 	c := &Controller{
 		cfg: cfg, opts: opts, log: opts.Logger.With("component", "controller"),
 		began: time.Now(), registry: newRegistry(),
-		draining: make(chan struct{}), joined: make(chan struct{}), opened: make(chan struct{}),
+		farewell: handlers.NewFarewell(), joined: make(chan struct{}), opened: make(chan struct{}),
 	}
 	c.ready = newReadiness(c.began)
 	c.ready.enter(phaseOpen)
@@ -201,7 +201,7 @@ func ignoreCancel(err error) error {
 // serve runs the HTTP server on both ports until drain has shut it down.
 func (c *Controller) serve(ctx context.Context) error {
 	done := make(chan error, 1)
-	go func() { done <- c.server.Serve(c.listener) }()
+	go func() { done <- c.server.Serve(keptOpen{c.listener}) }()
 	select {
 	case err := <-done:
 		if closed(err) {
@@ -265,28 +265,6 @@ func (c *Controller) openDatabase(ctx context.Context) (*store.DB, error) {
 		return nil, errors.Join(err, db.Close())
 	}
 	return db, c.registry.Register(metrics)
-}
-
-// drain refuses new work, lets open requests end, and stops the parts in
-// order: streams are told to come back, the public port refuses, then the
-// controller port, then queue, agents and database.
-func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
-	c.ready.enter(phaseDrain)
-	c.ready.explain("draining", "the controller is stopping")
-	base := context.WithoutCancel(ctx)
-	close(c.draining)
-	c.server.SetKeepAlivesEnabled(false)
-	gentle, cancel := context.WithTimeout(base, c.cfg.DrainTimeout)
-	if err := errors.Join(c.listener.Drain(gentle), c.server.Shutdown(gentle)); err != nil {
-		c.log.Warn("requests were still open at the end", "err", err)
-	}
-	cancel()
-	stop, cancel := context.WithTimeout(base, stopTimeout)
-	defer cancel()
-	if err := sup.stop(stop); err != nil {
-		return fmt.Errorf("stop: %w", err)
-	}
-	return nil
 }
 
 // Joined is closed when the controller port serves the whole API.

@@ -27,13 +27,16 @@ type started struct {
 	stop func() error
 }
 
-func start(t *testing.T, dsn, data string) *started {
+func start(t *testing.T, dsn, data string, change ...func(*Config)) *started {
 	t.Helper()
 	cfg := DefaultConfig()
 	cfg.Data, cfg.DatabaseURL = data, dsn
 	cfg.PublicAddr, cfg.ControllerAddr = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.OpenDelay = 50 * time.Millisecond
 	cfg.AdminTokenFile = filepath.Join(data, "token")
+	for _, f := range change {
+		f(&cfg)
+	}
 	c, err := New(cfg, Options{Version: "test"})
 	if err != nil {
 		t.Fatal(err)

@@ -32,7 +32,7 @@ func (c *Controller) handlersConfig() handlers.Config {
 		Listener: c.listener.Status,
 		Version:  c.version(),
 		Metrics:  c.metricsHandler(),
-		Draining: c.draining,
+		Farewell: c.farewell,
 		Logger:   c.opts.Logger.With("component", "http"),
 	}
 }
