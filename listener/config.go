@@ -21,6 +21,18 @@ const (
 	// fails right after it called itself stable to fail before the public comes.
 	DefaultOpenDelay = 2 * time.Second
 
+	// DefaultOpenBarrierTimeout is the advised OpenBarrierTimeout.
+	DefaultOpenBarrierTimeout = 15 * time.Second
+
+	// defaultOpenWarnAfter is far above what a sound start takes.
+	defaultOpenWarnAfter = 60 * time.Second
+	// defaultUnstableGrace rides out a hiccup, defaultReclosePeriod a short
+	// overload; defaultMinOpen keeps a program that flaps from taking the
+	// public port along.
+	defaultUnstableGrace = 10 * time.Second
+	defaultReclosePeriod = 30 * time.Second
+	defaultMinOpen       = 30 * time.Second
+
 	// defaultFirstByteTimeout ends clients that connect and say nothing.
 	defaultFirstByteTimeout = 3 * time.Second
 	// defaultHandshakeTimeout is counted from accept; it ends slow senders.
@@ -55,6 +67,23 @@ type Config struct {
 	// port. It is taken as it stands: 0 opens at once. DefaultOpenDelay is
 	// the advised value.
 	OpenDelay time.Duration
+
+	// OpenBarrier, if set, is asked at each opening, while OpenDelay passes:
+	// the port opens when it has returned nil. An error keeps the port closed,
+	// and it is asked again after a pause. It must heed its context, which
+	// ends after OpenBarrierTimeout (then the port opens all the same), when
+	// the opening is called off, and at Close.
+	OpenBarrier func(context.Context) error
+	// OpenBarrierTimeout bounds OpenBarrier; 0 means that it is not asked.
+	// DefaultOpenBarrierTimeout is the advised value.
+	OpenBarrierTimeout time.Duration
+
+	OpenWarnAfter time.Duration // 0: 60 s without a first opening until one error is logged
+	UnstableGrace time.Duration // 0: 10 s from MarkUnstable until an open port sheds
+	ReclosePeriod time.Duration // 0: 30 s of shedding until the port refuses again
+	// MinOpen is the shortest time that an opened port stays open, and paces
+	// every later change: two at most in twice MinOpen. 0: 30 s.
+	MinOpen time.Duration
 
 	// Retry paces what is tried again.
 	Retry RetryConfig
@@ -100,6 +129,10 @@ type RetryConfig struct {
 func (c Config) withDefaults() Config {
 	c.Controller = c.Controller.withDefaults()
 	c.Public = c.Public.withDefaults()
+	orDefault(&c.OpenWarnAfter, defaultOpenWarnAfter)
+	orDefault(&c.UnstableGrace, defaultUnstableGrace)
+	orDefault(&c.ReclosePeriod, defaultReclosePeriod)
+	orDefault(&c.MinOpen, defaultMinOpen)
 	orDefault(&c.Retry.Min, defaultRetryMin)
 	orDefault(&c.Retry.Max, max(defaultRetryMax, c.Retry.Min))
 	orDefault(&c.Retry.ControllerLoss, defaultControllerLoss)
@@ -107,6 +140,14 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
+}
+
+// rules gives what the phases go by.
+func (c Config) rules() rules {
+	return rules{
+		openDelay: c.OpenDelay, grace: c.UnstableGrace, reclose: c.ReclosePeriod, minOpen: c.MinOpen,
+		barrier: c.OpenBarrier != nil && c.OpenBarrierTimeout > 0,
+	}
 }
 
 func (p PortConfig) withDefaults() PortConfig {
@@ -146,6 +187,11 @@ func (c Config) validate() error {
 		say("controller and public address both use port %d; give them different ports", n)
 	}
 	notNegative("open delay", c.OpenDelay)
+	notNegative("open barrier timeout", c.OpenBarrierTimeout)
+	notNegative("open warn after", c.OpenWarnAfter)
+	notNegative("unstable grace", c.UnstableGrace)
+	notNegative("reclose period", c.ReclosePeriod)
+	notNegative("min open", c.MinOpen)
 	notNegative("retry min", c.Retry.Min)
 	notNegative("retry max", c.Retry.Max)
 	notNegative("retry controller loss", c.Retry.ControllerLoss)

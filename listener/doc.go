@@ -43,10 +43,20 @@
 //
 // # States
 //
-//	starting -> controller-only -> settling -> open
-//	                                  |         |
-//	                                  +-> public-failed <-> open
+//	starting -> controller-only <-> settling -> open <-> shedding
+//	                                  ^  |                  |
+//	                                  |  v                  |
+//	                                reclosed <--------------+
+//
+//	settling, open, shedding -> public-failed -> open
 //	any of them -> draining -> closed
+//
+// MarkStable and MarkUnstable move it, and may be called as often as the
+// program changes its mind: an open port rides out UnstableGrace, sheds (only
+// clients it knows come in), and after ReclosePeriod refuses again; then every
+// opening takes twice the delay of the one before, up to a minute. Live
+// connections are never ended by it. Who is admitted changes at most twice in
+// twice MinOpen. OpenBarrier lets several programs open together.
 //
 // Repeated and impossible requests do nothing. A public port that cannot be
 // opened is tried again, with a growing pause, and never disturbs the

@@ -31,6 +31,12 @@ type Listener struct {
 	closed sync.Once
 	fatal  atomic.Pointer[FatalError] // for the next Accept
 
+	// onOpening is called before the public port begins to accept, onShed when
+	// it is to take known clients alone, and when no more. Both may be nil;
+	// they must not block.
+	onOpening func()
+	onShed    func(bool)
+
 	openedOnce  sync.Once
 	refusedOnce sync.Once
 	refused     chan struct{} // closed when a drain has made the public port refuse
@@ -81,9 +87,9 @@ func (c Config) listenFunc() func(context.Context, string, string) (net.Listener
 func assemble(cfg Config, met *metrics, addr net.Addr, sock *publicSocket) *Listener {
 	l := &Listener{cfg: cfg, met: met, addr: addr, pubSock: sock, began: time.Now(), refused: make(chan struct{})}
 	l.life, l.end = context.WithCancel(context.Background())
-	l.state = newMachine(l.changed)
+	l.state = newMachine(cfg.rules(), l.changed)
 	if cfg.OnPorts != nil {
-		l.note = newNotifier(cfg.OnPorts)
+		l.note = newNotifier(cfg.OnPorts, met.callback.Observe)
 	}
 	l.controller = l.newPort(PortController, cfg.Controller)
 	l.public = l.newPort(PortPublic, cfg.Public)
@@ -107,8 +113,8 @@ func (l *Listener) start(ln net.Listener) {
 		go l.note.run() // ends after the report of StateClosed
 	}
 	l.wg.Go(func() { l.runController(ln) })
-	l.wg.Go(l.runPublic)
-	l.move(move{to: StateControllerOnly, reason: "controller port accepts"})
+	l.wg.Go(func() { l.runPublic(nil) })
+	l.apply(event{kind: evBound, reason: "controller port accepts"})
 }
 
 // firstReport waits for the first call of OnPorts.
@@ -124,24 +130,28 @@ func (l *Listener) firstReport(ctx context.Context) error {
 	}
 }
 
-// move asks for another state and logs it when it came.
-func (l *Listener) move(w move) bool {
-	from, ok := l.state.move(w)
+// apply lets an event happen, and logs the change of state that came of it.
+// It reports whether there was one.
+func (l *Listener) apply(e event) bool {
+	from, r, ok := l.state.apply(e)
 	if !ok {
 		return false
 	}
 	level := slog.LevelInfo
-	if w.to == StatePublicFailed {
+	switch r.State {
+	case StatePublicFailed:
 		level = slog.LevelError
+	case StateShedding, StateReclosed:
+		level = slog.LevelWarn
 	}
-	l.cfg.Logger.Log(l.life, level, "listener state", "from", from, "to", w.to, "reason", w.reason)
+	l.cfg.Logger.Log(l.life, level, "listener state", "from", from, "to", r.State, "reason", r.Reason)
 	return true
 }
 
 // changed is told of every change of state, in order and under the machine's
 // lock, so it only counts and queues.
 func (l *Listener) changed(from State, r PortReport) {
-	l.met.entered(from, r.State)
+	l.met.entered(from, r)
 	if r.PublicOpen {
 		l.openedOnce.Do(func() { l.met.opened(r.Since.Sub(l.began)) })
 	}
@@ -261,18 +271,25 @@ func (l *Listener) Close() error {
 // shut begins the end; it does not wait.
 func (l *Listener) shut(reason string) {
 	l.closed.Do(func() {
-		l.move(move{to: StateClosed, reason: reason})
+		l.apply(event{kind: evClose, reason: reason})
 		l.end()
 		l.controller.abortPending()
 		l.public.abortPending()
 	})
 }
 
-// MarkStable says that the public may come: after OpenDelay the public port
-// opens. Repeated calls do nothing.
-func (l *Listener) MarkStable(reason string) {
-	l.move(move{to: StateSettling, reason: reason, opensAt: time.Now().Add(l.cfg.OpenDelay)})
-}
+// MarkStable says that the program can serve the public. A public port that
+// has not been open opens after OpenDelay and OpenBarrier, one that sheds
+// admits everybody again after 5 s, one that was closed again opens after a
+// delay that doubles each time. Repeated calls do nothing.
+func (l *Listener) MarkStable(reason string) { l.apply(event{kind: evStable, reason: reason}) }
+
+// MarkUnstable says that the program cannot serve the public now. It calls off
+// an opening at once. An open port goes on for UnstableGrace, then sheds: it
+// admits only clients it knows; after ReclosePeriod of that it refuses, and
+// live connections are kept. MarkStable ends it. Repeated calls do nothing but
+// change the reason shown.
+func (l *Listener) MarkUnstable(reason string) { l.apply(event{kind: evUnstable, reason: reason}) }
 
 // WaitPublic waits until the public port accepts and gives its address. It
 // returns ctx's error, or net.ErrClosed when the port will not open any more.
@@ -280,7 +297,7 @@ func (l *Listener) WaitPublic(ctx context.Context) (net.Addr, error) {
 	for {
 		r, changed := l.state.watch()
 		switch r.State {
-		case StateOpen:
+		case StateOpen, StateShedding:
 			return publicAddr(r.Public), nil
 		case StateDraining, StateClosed:
 			return nil, net.ErrClosed
@@ -304,7 +321,7 @@ func publicAddr(list []netip.AddrPort) net.Addr {
 // for good, while both ports' connections and the controller port go on. Drain
 // must follow.
 func (l *Listener) Refuse() {
-	l.move(move{to: StateDraining, reason: "drain asked for"})
+	l.apply(event{kind: evDrain, reason: "drain asked for"})
 	select {
 	case <-l.refused:
 	case <-l.life.Done():

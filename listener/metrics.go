@@ -13,6 +13,9 @@ type metrics struct {
 	refused           *prometheus.CounterVec
 	conns             *prometheus.GaugeVec
 	state             *prometheus.GaugeVec
+	transitions       *prometheus.CounterVec
+	publicLate        prometheus.Gauge
+	callback          prometheus.Histogram
 	publicOpen        prometheus.Gauge
 	secondsToOpen     prometheus.Gauge
 	handshakeFailures *prometheus.CounterVec
@@ -21,7 +24,10 @@ type metrics struct {
 
 // allStates lists the values of the label state.
 func allStates() []State {
-	return []State{StateStarting, StateControllerOnly, StateSettling, StateOpen, StatePublicFailed, StateDraining, StateClosed}
+	return []State{
+		StateStarting, StateControllerOnly, StateSettling, StateOpen, StateShedding, StateReclosed,
+		StatePublicFailed, StateDraining, StateClosed,
+	}
 }
 
 func newMetrics() *metrics {
@@ -37,6 +43,7 @@ func newMetrics() *metrics {
 		refused:           counter("refused_total", "Connections reset by the listener before the program saw them.", "port", "reason"),
 		conns:             gauge("conns", "Connections held now, from accept to close.", "port"),
 		state:             gauge("state", "1 for the state the listener is in, 0 for the others.", "state"),
+		transitions:       counter("transitions_total", "Changes of the listener's state.", "from", "to"),
 		handshakeFailures: counter("handshake_failures_total", "TLS handshakes that did not succeed.", "reason"),
 		acceptErrors:      counter("accept_errors_total", "Errors of accept; none of them reaches the program.", "port", "errno"),
 		publicOpen: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -46,6 +53,14 @@ func newMetrics() *metrics {
 		secondsToOpen: prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: ns, Subsystem: sub,
 			Name: "seconds_to_public_open", Help: "From the start of the listener to the first opening of the public port; 0 before.",
+		}),
+		publicLate: prometheus.NewGauge(prometheus.GaugeOpts{
+			Namespace: ns, Subsystem: sub,
+			Name: "public_late", Help: "1 when the public port did not open within the time after which a warning is due, until it opens.",
+		}),
+		callback: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: ns, Subsystem: sub,
+			Name: "callback_seconds", Help: "What calls of OnPorts took.", Buckets: []float64{.001, .01, .1, 1, 10},
 		}),
 	}
 	m.zero()
@@ -64,15 +79,18 @@ func (m *metrics) zero() {
 	}
 	for _, s := range allStates() {
 		m.state.WithLabelValues(string(s))
+		for _, to := range successors(s) {
+			m.transitions.WithLabelValues(string(s), string(to))
+		}
 	}
 	for _, reason := range []string{failTimeout, failProbe, failNotTLS, failBadCert, failOther} {
 		m.handshakeFailures.WithLabelValues(reason)
 	}
-	m.entered(StateStarting, StateStarting)
+	m.state.WithLabelValues(string(StateStarting)).Set(1)
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.accepted, m.refused, m.conns, m.state, m.publicOpen, m.secondsToOpen, m.handshakeFailures, m.acceptErrors}
+	return []prometheus.Collector{m.accepted, m.refused, m.conns, m.state, m.transitions, m.publicOpen, m.publicLate, m.callback, m.secondsToOpen, m.handshakeFailures, m.acceptErrors}
 }
 
 // register adds all of them to reg, or none. It does nothing without a reg.
@@ -102,12 +120,14 @@ func (m *metrics) unregister(reg prometheus.Registerer) {
 }
 
 // entered notes a change of state.
-func (m *metrics) entered(from, to State) {
+func (m *metrics) entered(from State, r PortReport) {
+	m.transitions.WithLabelValues(string(from), string(r.State)).Inc()
 	m.state.WithLabelValues(string(from)).Set(0)
-	m.state.WithLabelValues(string(to)).Set(1)
+	m.state.WithLabelValues(string(r.State)).Set(1)
 	open := 0.0
-	if to == StateOpen {
+	if r.PublicOpen {
 		open = 1
+		m.publicLate.Set(0)
 	}
 	m.publicOpen.Set(open)
 }

@@ -3,6 +3,7 @@ package listener
 import (
 	"slices"
 	"sync"
+	"time"
 )
 
 // maxQueuedReports bounds what waits for a slow OnPorts.
@@ -13,6 +14,7 @@ const maxQueuedReports = 64
 // itself may be the one who closes the listener.
 type notifier struct {
 	call  func(PortReport)
+	took  func(seconds float64)
 	first chan struct{} // closed when the first call has returned
 
 	mu    sync.Mutex
@@ -20,8 +22,8 @@ type notifier struct {
 	wake  chan struct{} // capacity 1
 }
 
-func newNotifier(call func(PortReport)) *notifier {
-	return &notifier{call: call, first: make(chan struct{}), wake: make(chan struct{}, 1)}
+func newNotifier(call func(PortReport), took func(float64)) *notifier {
+	return &notifier{call: call, took: took, first: make(chan struct{}), wake: make(chan struct{}, 1)}
 }
 
 // push queues a report; it never blocks.
@@ -42,7 +44,9 @@ func (n *notifier) run() {
 	called := false
 	for range n.wake {
 		for _, r := range n.take() {
+			began := time.Now()
 			n.call(r)
+			n.took(time.Since(began).Seconds())
 			if !called {
 				called = true
 				close(n.first)

@@ -275,8 +275,10 @@ func TestRandomCalls(t *testing.T) {
 	next := map[listener.State][]listener.State{
 		listener.StateStarting:       {listener.StateControllerOnly},
 		listener.StateControllerOnly: {listener.StateSettling, listener.StateDraining, listener.StateClosed},
-		listener.StateSettling:       {listener.StateOpen, listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
-		listener.StateOpen:           {listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
+		listener.StateSettling:       {listener.StateOpen, listener.StateControllerOnly, listener.StateReclosed, listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
+		listener.StateOpen:           {listener.StateShedding, listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
+		listener.StateShedding:       {listener.StateOpen, listener.StateReclosed, listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
+		listener.StateReclosed:       {listener.StateSettling, listener.StateDraining, listener.StateClosed},
 		listener.StatePublicFailed:   {listener.StateOpen, listener.StateDraining, listener.StateClosed},
 		listener.StateDraining:       {listener.StateClosed},
 	}

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"time"
 )
 
 // errNotReserved means that this system cannot hold a port without listening.
@@ -122,101 +121,5 @@ func (s *publicSocket) close() {
 	if s.held != nil {
 		s.held.close()
 		s.held = nil
-	}
-}
-
-// runPublic does to the public socket what the state asks for, until closed.
-// It is the only goroutine that touches the socket.
-func (l *Listener) runPublic() {
-	defer l.pubSock.close()
-	var loop chan error // result of the accept loop; nil while there is none
-	pause := l.cfg.Retry.Min
-	for {
-		r, changed := l.state.watch()
-		switch r.State {
-		case StateSettling, StatePublicFailed:
-			if !waitUntil(r.OpensAt, changed) {
-				continue
-			}
-			if loop = l.openPublic(r, pause); loop != nil {
-				pause = l.cfg.Retry.Min
-			} else {
-				pause = min(2*pause, l.cfg.Retry.Max)
-			}
-			continue
-		case StateDraining:
-			loop = l.refusePublic(loop)
-			l.refusedOnce.Do(func() { close(l.refused) })
-		case StateClosed:
-			l.refusePublic(loop)
-			return
-		}
-		select {
-		case <-changed:
-		case err := <-loop:
-			loop = nil
-			l.publicLost(err)
-		}
-	}
-}
-
-// openPublic tries to open the public port. It returns the result channel of
-// the new accept loop, or nil after a failure.
-func (l *Listener) openPublic(r PortReport, pause time.Duration) chan error {
-	err := l.pubSock.open(l.life)
-	if err != nil {
-		perr := newPortError(PortPublic, l.pubSock.addr.String(), "open", err)
-		next := time.Now().Add(pause)
-		if r.State == StatePublicFailed {
-			l.state.failedAgain(perr, next)
-		} else {
-			l.move(move{to: StatePublicFailed, reason: perr.Error(), opensAt: next, err: perr})
-		}
-		return nil
-	}
-	loop := make(chan error, 1)
-	ln := l.pubSock.ln
-	l.wg.Go(func() { loop <- l.public.acceptLoop(ln) })
-	l.move(move{to: StateOpen, reason: r.Reason})
-	return loop
-}
-
-// refusePublic stops accepting and waits for the accept loop. It returns nil,
-// the new value of loop.
-func (l *Listener) refusePublic(loop chan error) chan error {
-	l.pubSock.stop()
-	if loop != nil {
-		if err := <-loop; err != nil {
-			l.cfg.Logger.Debug("public accept loop ended", "err", err)
-		}
-	}
-	l.pubSock.refuse()
-	return nil
-}
-
-// publicLost handles the end of the accept loop while the port was open.
-func (l *Listener) publicLost(err error) {
-	l.pubSock.refuse()
-	if err == nil {
-		err = net.ErrClosed // somebody closed a listener made by Config.Listen
-	}
-	perr := newPortError(PortPublic, l.pubSock.addr.String(), "accept", err)
-	l.move(move{to: StatePublicFailed, reason: perr.Error(), opensAt: time.Now().Add(l.cfg.Retry.Min), err: perr})
-}
-
-// waitUntil waits for a moment; false means that changed came first.
-func waitUntil(at time.Time, changed <-chan struct{}) bool {
-	select {
-	case <-changed:
-		return false
-	default:
-	}
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-changed:
-		return false
 	}
 }

@@ -15,33 +15,42 @@ type State string
 const (
 	StateStarting       State = "starting"        // New has not returned
 	StateControllerOnly State = "controller-only" // public port refuses; waits for MarkStable
-	StateSettling       State = "settling"        // public port refuses; opens when the delay has passed
+	StateSettling       State = "settling"        // public port refuses; opens after the delay and the barrier
 	StateOpen           State = "open"            // both ports accept
+	StateShedding       State = "shedding"        // unstable for a while: the public port admits only those it knows
+	StateReclosed       State = "reclosed"        // unstable for long: public port refuses, its live connections are kept
 	StatePublicFailed   State = "public-failed"   // public port cannot be opened and is tried again
 	StateDraining       State = "draining"        // public port refuses; waits for its connections to end
 	StateClosed         State = "closed"          // final
 )
 
-// legal reports whether the machine may go from one state to another. It is
-// the whole rule: everything else asks and takes no for an answer.
-func legal(from, to State) bool {
+// successors lists where each state may lead. It is the whole rule: everything
+// else asks and takes no for an answer.
+func successors(from State) []State {
 	switch from {
-	case StateStarting:
-		return to == StateControllerOnly || to == StateClosed
+	case StateStarting: // open: with one port alone
+		return []State{StateControllerOnly, StateOpen, StateClosed}
 	case StateControllerOnly:
-		return to == StateSettling || to == StateDraining || to == StateClosed
+		return []State{StateSettling, StateDraining, StateClosed}
 	case StateSettling:
-		return to == StateOpen || to == StatePublicFailed || to == StateDraining || to == StateClosed
+		return []State{StateOpen, StateControllerOnly, StateReclosed, StatePublicFailed, StateDraining, StateClosed}
 	case StateOpen:
-		return to == StatePublicFailed || to == StateDraining || to == StateClosed
+		return []State{StateShedding, StatePublicFailed, StateDraining, StateClosed}
+	case StateShedding:
+		return []State{StateOpen, StateReclosed, StatePublicFailed, StateDraining, StateClosed}
+	case StateReclosed:
+		return []State{StateSettling, StateDraining, StateClosed}
 	case StatePublicFailed:
-		return to == StateOpen || to == StateDraining || to == StateClosed
+		return []State{StateOpen, StateDraining, StateClosed}
 	case StateDraining:
-		return to == StateClosed
+		return []State{StateClosed}
 	case StateClosed:
 	}
-	return false
+	return nil
 }
+
+// legal reports whether the listener may go from one state to another.
+func legal(from, to State) bool { return slices.Contains(successors(from), to) }
 
 // PortReport is one moment of the listener. It is a value; its slices are not
 // changed after it was given out.
@@ -50,10 +59,14 @@ type PortReport struct {
 	Since      time.Time        // of this state
 	Controller []netip.AddrPort // where the controller port accepts
 	Public     []netip.AddrPort // where the public port accepts, or will
-	PublicOpen bool
-	OpensAt    time.Time // when the public port is opened, or tried again; zero when not planned
-	Reason     string    // why this state was entered
-	Err        error     // why the public port could not be opened; nil otherwise
+	PublicOpen bool             // it takes connections, if only some (shedding)
+	OpensAt    time.Time        // when the public port is opened, or tried again; zero when not planned
+	Reason     string           // why this state was entered
+	Err        error            // why the public port could not be opened; nil otherwise
+
+	Stable     bool      // as the program last marked itself
+	MarkedAt   time.Time // since when
+	MarkReason string    // given with the mark
 }
 
 // Transition is one past change of state.
@@ -67,29 +80,23 @@ type Transition struct {
 // keptTransitions bounds the history that Status shows.
 const keptTransitions = 20
 
-// machine holds the state. Readers take the snapshot without a lock; changes
-// are made under mu, which is never held across I/O or a callback.
+// machine guards the phases and tells of them. Readers take the snapshot
+// without a lock; changes are made under mu, which is never held across I/O or
+// a callback.
 type machine struct {
 	snap atomic.Pointer[PortReport]
 
 	mu      sync.Mutex
+	phases  phases
 	history []Transition
-	changed chan struct{} // closed at every change of the snapshot, then replaced
+	changed chan struct{} // closed at every change of the phases, then replaced
 	// onChange is called under mu and therefore in order; it must not block.
 	onChange func(from State, r PortReport)
 }
 
-// move is a wish to enter another state.
-type move struct {
-	to      State
-	reason  string
-	opensAt time.Time
-	err     error
-}
-
-func newMachine(onChange func(State, PortReport)) *machine {
-	m := &machine{changed: make(chan struct{}), onChange: onChange}
-	m.snap.Store(&PortReport{State: StateStarting, Since: time.Now()})
+func newMachine(r rules, onChange func(State, PortReport)) *machine {
+	m := &machine{phases: newPhases(r, time.Now()), changed: make(chan struct{}), onChange: onChange}
+	m.snap.Store(&PortReport{State: m.phases.state, Since: m.phases.since, MarkedAt: m.phases.marked})
 	return m
 }
 
@@ -103,7 +110,14 @@ func (m *machine) watch() (PortReport, <-chan struct{}) {
 	return *m.snap.Load(), m.changed
 }
 
-// bound notes the addresses; it is called before the first move.
+// follow is watch for the one goroutine that does what the phases ask for.
+func (m *machine) follow() (phases, <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.phases, m.changed
+}
+
+// bound notes the addresses; it is called before the first event.
 func (m *machine) bound(controller, public netip.AddrPort) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -120,45 +134,41 @@ func addrs(a netip.AddrPort) []netip.AddrPort {
 	return []netip.AddrPort{a}
 }
 
-// move enters the state that is asked for if that is legal from here. It
-// gives the state left, and whether it did.
-func (m *machine) move(w move) (from State, ok bool) {
+// apply lets an event happen. It gives the state left and the report of the
+// one entered; ok is false when the state did not change.
+func (m *machine) apply(e event) (from State, r PortReport, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r := *m.snap.Load()
-	from = r.State
-	if !legal(from, w.to) {
-		return from, false
+	from = m.phases.state
+	did := m.phases.apply(time.Now(), e)
+	r = *m.snap.Load()
+	if did == nothing {
+		return from, r, false
 	}
-	r.State, r.Since, r.Reason = w.to, time.Now(), w.reason
-	r.OpensAt, r.Err, r.PublicOpen = w.opensAt, w.err, w.to == StateOpen
-	m.history = append(m.history, Transition{At: r.Since, From: from, To: w.to, Reason: w.reason})
+	m.phases.describe(&r)
+	m.snap.Store(&r)
+	close(m.changed)
+	m.changed = make(chan struct{})
+	if did == noted {
+		return from, r, false
+	}
+	m.history = append(m.history, Transition{At: r.Since, From: from, To: r.State, Reason: r.Reason})
 	if over := len(m.history) - keptTransitions; over > 0 {
 		m.history = slices.Delete(m.history, 0, over)
 	}
-	m.publish(&r)
 	m.onChange(from, r)
-	return from, true
+	return from, r, true
 }
 
-// failedAgain notes another failure of the public port; it is no change of
-// state and therefore not reported to OnPorts.
-func (m *machine) failedAgain(err error, next time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	r := *m.snap.Load()
-	if r.State != StatePublicFailed {
-		return
+// describe writes the phases into a report.
+func (p *phases) describe(r *PortReport) {
+	r.State, r.Since, r.Reason, r.Err = p.state, p.since, p.reason, p.err
+	r.OpensAt, r.PublicOpen = p.opensAt, p.accepting()
+	r.Stable, r.MarkedAt, r.MarkReason = p.stable, p.marked, p.why
+	if p.state == StateReclosed && p.stable {
+		r.OpensAt, _ = p.plan()
+		r.OpensAt = r.OpensAt.Add(p.delay)
 	}
-	r.Err, r.OpensAt = err, next
-	m.publish(&r)
-}
-
-// publish stores r and wakes the watchers; the caller holds mu.
-func (m *machine) publish(r *PortReport) {
-	m.snap.Store(r)
-	close(m.changed)
-	m.changed = make(chan struct{})
 }
 
 // transitions gives the history, oldest first.

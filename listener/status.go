@@ -12,6 +12,9 @@ type Status struct {
 	Reason      string       `json:"reason,omitempty"`
 	OpensAt     time.Time    `json:"opens_at,omitzero"`
 	Error       string       `json:"error,omitempty"`
+	Stable      bool         `json:"stable"`                // as the program last marked itself
+	MarkedAt    time.Time    `json:"marked_at"`             // since when
+	MarkReason  string       `json:"mark_reason,omitempty"` // given with the mark
 	Controller  PortStatus   `json:"controller"`
 	Public      PortStatus   `json:"public"`
 	Transitions []Transition `json:"transitions"` // the last 20, oldest first
@@ -35,6 +38,7 @@ func (l *Listener) Status() Status {
 	r := l.state.report()
 	s := Status{
 		State: r.State, Since: r.Since, Reason: r.Reason, OpensAt: r.OpensAt,
+		Stable: r.Stable, MarkedAt: r.MarkedAt, MarkReason: r.MarkReason,
 		Controller:  l.controller.status(r.Controller, r.State != StateClosed),
 		Public:      l.public.status(r.Public, r.PublicOpen),
 		Transitions: l.state.transitions(),
