@@ -22,7 +22,10 @@ func newServeCommand() *cobra.Command {
 				return err
 			}
 			tuneMemory(os.LookupEnv)
-			c, err := controller.New(cfg, controller.Options{Version: version, Logger: newLogger(cfg.LogLevel)})
+			c, err := controller.New(cfg, controller.Options{
+				Version: version, Logger: newLogger(cfg.LogLevel),
+				ServiceManager: controller.ServiceManagerFrom(os.LookupEnv, os.Getpid()),
+			})
 			if err != nil {
 				return err
 			}

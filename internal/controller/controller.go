@@ -24,6 +24,8 @@ import (
 type Options struct {
 	Version string
 	Logger  *slog.Logger // nil = discard
+
+	ServiceManager ServiceManager
 }
 
 // Endpoints says where a controller is reached. URLs have no trailing slash.
@@ -41,6 +43,7 @@ type Controller struct {
 	log      *slog.Logger
 	began    time.Time
 	ready    *readiness
+	herald   *herald
 	registry *prometheus.Registry
 	state    *state
 	listener *listener.Listener
@@ -73,6 +76,7 @@ func New(cfg Config, opts Options) (*Controller, error) {
 		farewell: handlers.NewFarewell(), joined: make(chan struct{}), opened: make(chan struct{}),
 	}
 	c.ready = newReadiness(c.began)
+	c.herald = newHerald(opts.ServiceManager, c.log)
 	c.ready.enter(phaseOpen)
 	var err error
 	if c.state, err = openState(cfg.Data, listeningOn(cfg.ControllerAddr), c.began); err != nil {
@@ -143,9 +147,11 @@ func (c *Controller) bind() error {
 	return nil
 }
 
-// onPorts logs each change of the listener with the real port numbers.
+// onPorts logs each change of the listener with the real port numbers, and
+// tells the service manager.
 func (c *Controller) onPorts(r listener.PortReport) {
 	c.log.Info("ports", "state", r.State, "controller", r.Controller, "public", r.Public, "public_open", r.PublicOpen, "reason", r.Reason, "err", r.Err)
+	c.herald.portsChanged(r, c.ready.report())
 }
 
 // Run takes the phases database, join and open public, serves until ctx ends
@@ -155,7 +161,9 @@ func (c *Controller) Run(ctx context.Context) error {
 	sup.onStop("state", func(context.Context) error { return c.state.close() })
 	sup.onStop("listener", func(context.Context) error { return c.listener.Close() })
 	sup.run("http", c.serve)
+	c.keepServiceManager(sup)
 	runErr := c.startAndWait(ctx, sup)
+	c.herald.stopping(c.cfg.DrainLead + c.cfg.DrainTimeout + stopTimeout + stopMargin)
 	return errors.Join(runErr, c.drain(ctx, sup))
 }
 

@@ -29,6 +29,11 @@ type started struct {
 
 func start(t *testing.T, dsn, data string, change ...func(*Config)) *started {
 	t.Helper()
+	return startWith(t, dsn, data, Options{Version: "test"}, change...)
+}
+
+func startWith(t *testing.T, dsn, data string, opts Options, change ...func(*Config)) *started {
+	t.Helper()
 	cfg := DefaultConfig()
 	cfg.Data, cfg.DatabaseURL = data, dsn
 	cfg.PublicAddr, cfg.ControllerAddr = "127.0.0.1:0", "127.0.0.1:0"
@@ -37,7 +42,7 @@ func start(t *testing.T, dsn, data string, change ...func(*Config)) *started {
 	for _, f := range change {
 		f(&cfg)
 	}
-	c, err := New(cfg, Options{Version: "test"})
+	c, err := New(cfg, opts)
 	if err != nil {
 		t.Fatal(err)
 	}

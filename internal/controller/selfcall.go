@@ -16,10 +16,13 @@ const selfCallTimeout = 3 * time.Second
 // selfCall reaches the controller over its own controller port as a peer
 // would: real address, real TLS, checked against the fleet's CA. Only when
 // that works is the public port opened.
-func (c *Controller) selfCall(ctx context.Context) error {
+func (c *Controller) selfCall(ctx context.Context) error { return c.callLivez(ctx, c.state.roots) }
+
+// callLivez asks the controller port for /livez, trusting roots.
+func (c *Controller) callLivez(ctx context.Context, roots *pki.Roots) error {
 	ctx, cancel := context.WithTimeout(ctx, selfCallTimeout)
 	defer cancel()
-	transport := &http.Transport{TLSClientConfig: pki.Client(c.state.roots), ForceAttemptHTTP2: true, DisableKeepAlives: true}
+	transport := &http.Transport{TLSClientConfig: pki.Client(roots), ForceAttemptHTTP2: true, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Endpoints().ControllerURL+"/livez", nil)
 	if err != nil {
