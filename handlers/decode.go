@@ -170,7 +170,7 @@ func decodeError(body []byte, v any, err error) error {
 		where = "the body"
 	}
 	return fault.Newf(fault.Invalid, "wrong_type", "%s must be %s, not %s.", where, want, kindName(sem.JSONKind, want)).
-		WithHint("The fields and their types are listed at /docs/api.").
+		WithHint("The fields and their types are listed in the API reference, docs/api below the address of the dashboard.").
 		WithField(pointer, "must be "+want)
 }
 

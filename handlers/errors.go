@@ -13,7 +13,7 @@ import (
 
 // Problem is the body of every error answer (RFC 9457).
 type Problem struct {
-	Type      string         `json:"type"`       // /problems/ and the code
+	Type      string         `json:"type"`       // base path, /problems/ and the code
 	Title     string         `json:"title"`      // of the HTTP status
 	Status    int            `json:"status"`     // HTTP status
 	Detail    string         `json:"detail"`     // what went wrong, for people
@@ -136,15 +136,15 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 
 func (s *server) writeProblem(w http.ResponseWriter, r *http.Request, status int, f *fault.Error) {
 	p := Problem{
-		Type: "/problems/" + f.Code, Title: titleOf(status), Status: status, Detail: f.Message,
-		Instance: r.URL.Path, Code: f.Code, RequestID: requestID(r.Context()), Hint: f.Hint,
+		Type: s.at("/problems/" + f.Code), Title: titleOf(status), Status: status, Detail: f.Message,
+		Instance: s.at(r.URL.Path), Code: f.Code, RequestID: requestID(r.Context()), Hint: f.Hint,
 	}
 	for _, field := range f.Fields {
 		p.Errors = append(p.Errors, ProblemField(field))
 	}
 	body, err := json.Marshal(p)
 	if err != nil { // a path that is not UTF-8
-		p.Instance = r.URL.EscapedPath()
+		p.Instance = s.at(r.URL.EscapedPath())
 		body, err = json.Marshal(p)
 	}
 	if err != nil {
@@ -170,8 +170,8 @@ func bodyTooLarge(limit int64) *fault.Error {
 }
 
 func noSuchPath(r *http.Request) *fault.Error {
-	return fault.Newf(fault.NotFound, "no_such_path", "There is nothing at %s.", r.URL.Path).
-		WithHint("The calls are listed at /docs/api and in /api/v1/openapi.json.")
+	return fault.Newf(fault.NotFound, "no_such_path", "There is nothing at %s.", at(r, r.URL.Path)).
+		WithHint("The calls are listed at " + at(r, "/docs/api") + " and in " + at(r, base+"/openapi.json") + ".")
 }
 
 func methodNotAllowed(method, allow string) *fault.Error {

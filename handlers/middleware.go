@@ -62,6 +62,8 @@ func noteStatus(w http.ResponseWriter, status int) {
 // serves all of them.
 type call struct {
 	id      string
+	base    string                   // the base path
+	client  auth.Client              // where the request comes from
 	pattern string                   // of the route, "" = none matched
 	body    int64                    // largest body of the route in bytes, 0 = none
 	reading *http.ResponseController // of a request with a body
@@ -96,8 +98,8 @@ func requestID(ctx context.Context) string { return callOf(ctx).id }
 func (s *server) outer(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		c := &call{id: cleanRequestID(r.Header.Get("X-Request-Id"))}
-		r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
+		c := &call{id: cleanRequestID(r.Header.Get("X-Request-Id")), base: s.cfg.BasePath}
+		r = s.located(r, c)
 		rec := &recorder{ResponseWriter: w}
 		h := w.Header()
 		h["X-Request-Id"] = []string{c.id}
@@ -119,7 +121,9 @@ func (s *server) outer(next http.Handler) http.Handler {
 				panic(http.ErrAbortHandler)
 			}
 		}()
-		next.ServeHTTP(rec, r)
+		if !s.toBase(rec, r) {
+			next.ServeHTTP(rec, r)
+		}
 	})
 }
 
@@ -151,7 +155,8 @@ func (s *server) served(w *recorder, r *http.Request, c *call, took time.Duratio
 	}
 	s.log.LogAttrs(r.Context(), slog.LevelDebug, "request",
 		slog.String("request_id", c.id), slog.String("method", r.Method), slog.String("path", r.URL.Path),
-		slog.Int("status", status), slog.Int64("bytes", w.bytes), slog.Duration("took", took), slog.String("remote", r.RemoteAddr))
+		slog.Int("status", status), slog.Int64("bytes", w.bytes), slog.Duration("took", took),
+		slog.Any("remote", c.client.Addr), slog.Any("via", c.client.Via))
 }
 
 func levelOf(status int) slog.Level {
@@ -164,7 +169,8 @@ func levelOf(status int) slog.Level {
 func logAttrs(r *http.Request, status int, err error) []slog.Attr {
 	return []slog.Attr{
 		slog.String("request_id", requestID(r.Context())), slog.String("method", r.Method), slog.String("path", r.URL.Path),
-		slog.Int("status", status), slog.String("actor", auth.PrincipalFrom(r.Context()).Actor()), slog.Any("err", err),
+		slog.Int("status", status), slog.String("actor", auth.PrincipalFrom(r.Context()).Actor()),
+		slog.Any("remote", callOf(r.Context()).client.Addr), slog.Any("err", err),
 	}
 }
 

@@ -69,7 +69,7 @@ func (s *server) pairAgent(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Location", base+"/agents/"+v.ID.String())
+	w.Header().Set("Location", at(r, base+"/agents/"+v.ID.String()))
 	return s.writeAgent(w, http.StatusCreated, &v)
 }
 

@@ -162,7 +162,7 @@ func TestProblemDocumentIsExactlyThis(t *testing.T) {
 	res := rig.do(t, "POST", "/api/v1/tasks", `{"agent":7,"kind":"core.echo"}`, auth.Operator, map[string]string{"X-Request-Id": "req-1"})
 	want := `{"type":"/problems/wrong_type","title":"Unprocessable Content","status":422,"detail":"/agent must be a string, not a number.",` +
 		`"instance":"/api/v1/tasks","code":"wrong_type","request_id":"req-1","errors":[{"pointer":"/agent","detail":"must be a string"}],` +
-		`"hint":"The fields and their types are listed at /docs/api."}` + "\n"
+		`"hint":"The fields and their types are listed in the API reference, docs/api below the address of the dashboard."}` + "\n"
 	if got := readBody(t, res); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -190,5 +190,5 @@ func setNext(w http.ResponseWriter, r *http.Request, q url.Values, cursor string
 		next[name] = v
 	}
 	next.Set("cursor", cursor)
-	w.Header().Set("Link", "<"+r.URL.Path+"?"+next.Encode()+`>; rel="next"`)
+	w.Header().Set("Link", "<"+at(r, r.URL.Path)+"?"+next.Encode()+`>; rel="next"`)
 }

@@ -51,7 +51,7 @@ type rig struct {
 
 // sharedPages are built once: they are the same for every rig.
 var sharedPages = sync.OnceValue(func() (p struct{ document, swagger, reference http.Handler }) {
-	p.document, p.swagger, p.reference = openapi.Document(), openapi.Swagger(), openapi.Reference()
+	p.document, p.swagger, p.reference = openapi.Document(""), openapi.Swagger(), openapi.Reference("")
 	return p
 })
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -40,6 +41,13 @@ type Config struct {
 	OpenAPI   http.Handler // /api/v1/openapi.json and .yaml
 	Swagger   http.Handler // /swagger/
 	Reference http.Handler // /docs/api and /docs/assets/
+
+	// BasePath stands before every address given out, for example /headgate;
+	// see basepath.go. It is clean: "" or a slash and more, without one at the end.
+	BasePath string
+	// TrustedProxies are the networks of proxies whose X-Forwarded-For, -Proto
+	// and -Host are believed.
+	TrustedProxies []netip.Prefix
 
 	// OnControllerPort says whether a request came in at the controller port;
 	// nil asks the listener.

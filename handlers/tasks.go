@@ -77,7 +77,7 @@ func (s *server) submitTask(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	h := w.Header()
-	h["Location"] = []string{base + "/tasks/" + t.ID.String()}
+	h["Location"] = []string{s.at(base + "/tasks/" + t.ID.String())}
 	noteReplay(h, key, begin, t)
 	status := http.StatusAccepted
 	if wait > 0 {

@@ -131,16 +131,31 @@ func lastPart(p string) string {
 	return name
 }
 
-// Document serves openapi.json and openapi.yaml.
-func Document() http.Handler {
+// The servers that the document names before a base path is known.
+const (
+	serverJSON = `"url": "/"`
+	serverYAML = "  url: /\n"
+)
+
+// Document serves openapi.json and openapi.yaml for a controller whose paths
+// begin with base: "" or a slash and letters, digits and ._~-, no slash at the end.
+func Document(base string) http.Handler {
 	asYAML, err := document.ReadFile("openapi.yaml")
 	if err != nil {
 		panic(err) // it is embedded
 	}
 	return files{byName: map[string]file{
-		"openapi.json": newFile("application/json", JSON()),
-		"openapi.yaml": newFile("application/yaml", asYAML),
+		"openapi.json": newFile("application/json", withServer(JSON(), serverJSON, base)),
+		"openapi.yaml": newFile("application/yaml", withServer(asYAML, serverYAML, base)),
 	}}
+}
+
+// withServer puts the base path into the one server that the document names.
+func withServer(doc []byte, server, base string) []byte {
+	if base == "" {
+		return doc
+	}
+	return bytes.Replace(doc, []byte(server), []byte(strings.Replace(server, "/", base, 1)), 1)
 }
 
 // Swagger serves the explorer below a path that ends with a slash.

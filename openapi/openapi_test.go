@@ -69,7 +69,7 @@ func body(t *testing.T, res *http.Response) string {
 
 func TestDocumentIsServedWithETag(t *testing.T) {
 	t.Parallel()
-	h := openapi.Document()
+	h := openapi.Document("")
 	for path, mediaType := range map[string]string{"/api/v1/openapi.json": "application/json", "/api/v1/openapi.yaml": "application/yaml"} {
 		for _, encoding := range []string{"", "gzip"} {
 			header := http.Header{}
@@ -158,7 +158,7 @@ func checkNothingInline(t *testing.T, page string) {
 
 func TestReferenceShowsEveryOperation(t *testing.T) {
 	t.Parallel()
-	h := openapi.Reference()
+	h := openapi.Reference("")
 	res := get(t, h, "/docs/api", nil)
 	page := body(t, res)
 	if res.StatusCode != http.StatusOK || !strings.Contains(res.Header.Get("Content-Security-Policy"), "default-src 'none'") {

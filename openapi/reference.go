@@ -11,9 +11,10 @@ import (
 )
 
 // Reference serves the contract as one page without JavaScript, at any path,
-// and its style sheet at a path that ends with reference.css.
-func Reference() http.Handler {
-	page, err := renderReference(JSON())
+// and its style sheet at a path that ends with reference.css. Its links begin
+// with base; see Document.
+func Reference(base string) http.Handler {
+	page, err := renderReference(JSON(), base)
 	if err != nil {
 		panic(err) // the document is embedded and tested
 	}
@@ -83,6 +84,7 @@ type row struct {
 
 // model is what the template shows.
 type model struct {
+	Base               string
 	Title, Description string
 	Groups             []group
 	Schemas            []namedSchema
@@ -94,7 +96,7 @@ type namedSchema struct {
 	Enum string
 }
 
-func renderReference(doc []byte) ([]byte, error) {
+func renderReference(doc []byte, base string) ([]byte, error) {
 	var d apiDocument
 	if err := json.Unmarshal(doc, &d); err != nil {
 		return nil, err
@@ -110,7 +112,7 @@ func renderReference(doc []byte) ([]byte, error) {
 		return nil, err
 	}
 	var out bytes.Buffer
-	err = t.Execute(&out, model{d.Info.Title, d.Info.Description, d.groups(), d.schemas()})
+	err = t.Execute(&out, model{base, d.Info.Title, d.Info.Description, d.groups(), d.schemas()})
 	return out.Bytes(), err
 }
 
@@ -235,12 +237,12 @@ const referenceHTML = `<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{.Title}} API reference</title>
-<link rel="stylesheet" href="/docs/assets/reference.css">
+<link rel="stylesheet" href="{{.Base}}/docs/assets/reference.css">
 </head>
 <body>
 <header><h1>{{.Title}} API reference</h1>
 <p>{{.Description}}</p>
-<p>The contract for programs: <a href="/api/v1/openapi.json">openapi.json</a>, <a href="/api/v1/openapi.yaml">openapi.yaml</a>. To try calls out: <a href="/swagger/">explorer</a>. To the <a href="/">dashboard</a>.</p></header>
+<p>The contract for programs: <a href="{{.Base}}/api/v1/openapi.json">openapi.json</a>, <a href="{{.Base}}/api/v1/openapi.yaml">openapi.yaml</a>. To try calls out: <a href="{{.Base}}/swagger/">explorer</a>. To the <a href="{{.Base}}/">dashboard</a>.</p></header>
 <nav aria-label="Calls"><ul>
 {{range .Groups}}{{if .Operations}}<li><a href="#tag-{{.Name}}">{{.Name}}</a></li>{{end}}
 {{end}}<li><a href="#schemas">schemas</a></li></ul></nav>

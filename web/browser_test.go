@@ -286,7 +286,7 @@ func pagesAreClean(t *testing.T, b *browser) {
 	empty := newRig(t)
 	empty.ready()
 	server, first := serve(t, r.handler), serve(t, empty.handler)
-	starting := serve(t, stayingPut(web.NotReady(startingStatus)))
+	starting := serve(t, stayingPut(web.NotReady(startingStatus, "")))
 	pages := []struct{ name, server, path string }{
 		{"overview", server.URL, "/"},
 		{"overview-first-run", first.URL, "/"},

@@ -15,24 +15,24 @@ import (
 // place of the session.
 
 // origin gives the address at which the reader reached us, with the base path.
-func origin(r *http.Request, base string) string {
+func (s *server) origin(r *http.Request) string {
 	scheme := "http://"
-	if r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https" {
+	if s.cfg.Auth.Secure(r) {
 		scheme = "https://"
 	}
-	return scheme + r.Host + base
+	return scheme + r.Host + s.cfg.BasePath
 }
 
 const curlAuth = `curl -sS -H "Authorization: Bearer $TOKEN"`
 
-func listCurl(r *http.Request, base string, q url.Values) string {
+func listCurl(origin string, q url.Values) string {
 	out := url.Values{}
 	for n, v := range q {
 		if n != "before" && n != "at" && n != "done" {
 			out[n] = v
 		}
 	}
-	address := origin(r, base) + "/api/v1/tasks"
+	address := origin + "/api/v1/tasks"
 	if len(out) > 0 {
 		address += "?" + out.Encode()
 	}
@@ -48,18 +48,18 @@ type submission struct {
 	Priority *int            `json:"priority,omitempty"`
 }
 
-func submitCurl(r *http.Request, base string, sub submission) string {
+func submitCurl(origin string, sub submission) string {
 	body, err := json.Marshal(sub)
 	if err != nil {
 		return ""
 	}
 	// The encoder escapes < > & for pages; in a shell that is only noise.
 	text := strings.NewReplacer(`\u003c`, "<", `\u003e`, ">", `\u0026`, "&").Replace(string(body))
-	return curlAuth + " \\\n--json " + quoteShell(text) + " \\\n" + quoteShell(origin(r, base)+"/api/v1/tasks?wait=30s")
+	return curlAuth + " \\\n--json " + quoteShell(text) + " \\\n" + quoteShell(origin+"/api/v1/tasks?wait=30s")
 }
 
 // taskCurl submits a task once more as it was.
-func taskCurl(r *http.Request, base string, t *tasks.Task) string {
+func taskCurl(origin string, t *tasks.Task) string {
 	sub := submission{Agent: t.Agent.Name, Kind: t.Kind, Args: t.Args, Timeout: durationText(t.Timeout)}
 	if t.Agent.Name == "" {
 		sub.Agent = t.Agent.ID.String()
@@ -67,7 +67,7 @@ func taskCurl(r *http.Request, base string, t *tasks.Task) string {
 	if t.Priority != tasks.DefaultPriority {
 		sub.Priority = &t.Priority
 	}
-	return submitCurl(r, base, sub)
+	return submitCurl(origin, sub)
 }
 
 // quoteShell makes one word for a POSIX shell of any text.

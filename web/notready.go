@@ -29,10 +29,10 @@ type phaseView struct {
 }
 
 // NotReady makes the handler of all pages while the controller is starting or
-// draining. It needs no database, and no base path: only the controller port
-// serves it. It panics when the embedded templates are broken.
-func NotReady(status func() Status) http.Handler {
-	view, err := newRenderer("")
+// draining. It needs no database. base stands before its addresses, as in
+// Config.BasePath. It panics when the embedded templates are broken.
+func NotReady(status func() Status, base string) http.Handler {
+	view, err := newRenderer(base)
 	if err != nil {
 		panic(err)
 	}

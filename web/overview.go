@@ -120,7 +120,7 @@ func (s *server) overviewTasks(r *http.Request, d *overviewPage, now time.Time) 
 		if sorted := s.census.now(now).sorted; len(sorted) > 0 {
 			d.First.Agent = sorted[0].Name
 		}
-		d.First.Curl = submitCurl(r, s.cfg.BasePath, submission{Agent: orElse(d.First.Agent, "NAME"), Kind: "core.ping"})
+		d.First.Curl = submitCurl(s.origin(r), submission{Agent: orElse(d.First.Agent, "NAME"), Kind: "core.ping"})
 	}
 	return nil
 }

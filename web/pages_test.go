@@ -631,7 +631,7 @@ func TestThemeIsRenderedByTheServer(t *testing.T) {
 
 func TestNotReadyPage(t *testing.T) {
 	t.Parallel()
-	h := web.NotReady(startingStatus)
+	h := web.NotReady(startingStatus, "")
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/tasks", nil))
 	page := w.Body.String()

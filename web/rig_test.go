@@ -24,6 +24,7 @@ import (
 	"headgate/internal/fleet"
 	"headgate/internal/kinds"
 	"headgate/listener"
+	"headgate/openapi"
 	"headgate/tasks"
 	"headgate/tasks/tasktest"
 	"headgate/web"
@@ -133,7 +134,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	}
 	authStore := authtest.NewStore()
 	var err error
-	if r.auth, err = auth.New(auth.Config{Store: authStore}); err != nil {
+	if r.auth, err = auth.New(auth.Config{Store: authStore, CookiePath: r.base + "/"}); err != nil {
 		t.Fatal(err)
 	}
 	dashboard, err := web.New(web.Config{
@@ -148,11 +149,9 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 		Ready:    func() handlers.Readiness { return handlers.Readiness{Ready: true, Phase: "open"} },
 		Status:   func() handlers.Status { return handlers.Status{} },
 		Listener: func() listener.Status { return listener.Status{} },
-		Metrics:  http.NotFoundHandler(), Web: dashboard,
+		Metrics:  http.NotFoundHandler(), Web: dashboard, BasePath: r.base,
+		OpenAPI: openapi.Document(r.base), Swagger: openapi.Swagger(), Reference: openapi.Reference(r.base),
 	})
-	if r.base != "" {
-		r.handler = http.StripPrefix(r.base, r.handler)
-	}
 	for _, role := range []auth.Role{auth.Viewer, auth.Operator, auth.Admin} {
 		r.signIn(role)
 	}

@@ -171,7 +171,7 @@ func (s *server) buildRun(r *http.Request, q url.Values) (*runPage, tasks.Submis
 			shown.Priority = sub.Priority
 		}
 		if json.Valid(sub.Args) {
-			d.Curl = submitCurl(r, s.cfg.BasePath, shown)
+			d.Curl = submitCurl(s.origin(r), shown)
 		}
 	}
 	d.links(q, args)

@@ -99,7 +99,7 @@ func (s *server) showTask(w http.ResponseWriter, r *http.Request, status int, t 
 		Task: t, Row: newTaskRow(t, p.Now), Why: taskWhy(t), Moves: t.State != tasks.StateCompleted,
 		Steps: steps(t, p.Now), Total: totalText(t, p.Now),
 		Args: prettyJSON(t.Args), Result: prettyJSON(t.Ending.Result), Out: out, From: r.URL.Query().Get("from"),
-		API: "/api/v1/tasks/" + t.ID.String(), Repeat: repeatAddress(t), Curl: taskCurl(r, s.cfg.BasePath, t),
+		API: "/api/v1/tasks/" + t.ID.String(), Repeat: repeatAddress(t), Curl: taskCurl(s.origin(r), t),
 	}
 	d.Parts = parts(t, p.Now)
 	d.Exit, d.ExitText = exitFacts(t.Ending.Exit)

@@ -113,7 +113,7 @@ func (s *server) tasks(w http.ResponseWriter, r *http.Request) error {
 	if d.News, err = s.news(r, f, at, before); err != nil {
 		return err
 	}
-	d.Curl = listCurl(r, s.cfg.BasePath, q)
+	d.Curl = listCurl(s.origin(r), q)
 	p.Data = d
 	refresh := r.URL.RequestURI()
 	if before == 0 && len(items) > 0 {

@@ -42,7 +42,7 @@ func (p *page) ThemeName() string {
 func (s *server) setTheme(w http.ResponseWriter, r *http.Request) error {
 	c := &http.Cookie{
 		Name: themeCookie, Path: s.cfg.BasePath + "/", MaxAge: int(themeTerm.Seconds()),
-		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil,
+		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: s.cfg.Auth.Secure(r),
 	}
 	switch v := r.PostFormValue("theme"); v {
 	case "light", "dark":

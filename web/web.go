@@ -3,8 +3,10 @@ package web
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"path"
 	"strings"
 	"time"
 	"uuid"
@@ -57,9 +59,9 @@ type Config struct {
 	// Hub says from which event on a page follows; nil = from whenever its
 	// stream opens.
 	Hub *tasks.Hub
-	// BasePath is what a proxy puts before every path, for example /hg; it
-	// begins with a slash and does not end with one. "" = none. Requests may
-	// come with or without it.
+	// BasePath stands before every address on the pages, for example /hg; it
+	// begins with a slash and does not end with one. "" = none. Requests come
+	// without it: package handlers takes it off.
 	BasePath string
 	Version  string
 	Logger   *slog.Logger // nil = discard
@@ -89,7 +91,7 @@ func New(cfg Config) (http.Handler, error) {
 	if cfg.Kinds == nil {
 		cfg.Kinds = kinds.Default()
 	}
-	base, err := cleanBase(cfg.BasePath)
+	base, err := CleanBasePath(cfg.BasePath)
 	if err != nil {
 		return nil, err
 	}
@@ -107,16 +109,31 @@ func New(cfg Config) (http.Handler, error) {
 	return s.handler(), nil
 }
 
-// cleanBase checks a base path: it becomes part of every address on a page.
-func cleanBase(base string) (string, error) {
+// CleanBasePath checks a base path, which becomes part of every address on a
+// page, and takes a slash at its end off. A path of the pages themselves is
+// refused: nobody could say what /tasks/5 means.
+func CleanBasePath(base string) (string, error) {
 	base = strings.TrimRight(base, "/")
 	if base == "" {
 		return "", nil
 	}
 	if base[0] != '/' || strings.Contains(base, "//") || strings.Trim(base, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._~-") != "" {
-		return "", errors.New("web: a base path looks like /headgate: a slash, then letters, digits and ._~-")
+		return "", errors.New("a base path looks like /headgate: a slash, then letters, digits and ._~-")
+	}
+	if path.Clean(base) != base {
+		return "", errors.New("a base path has no dots for parts")
+	}
+	for _, rt := range append((&server{}).routes(), route{pattern: "/static/*"}) {
+		if firstPart(rt.pattern) == firstPart(base) {
+			return "", fmt.Errorf("a base path may not begin with /%s, which is a page of ours", firstPart(base))
+		}
 	}
 	return base, nil
+}
+
+func firstPart(path string) string {
+	part, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+	return part
 }
 
 // handlerFunc answers one request; an error becomes an error page.
@@ -167,22 +184,7 @@ func (s *server) handler() http.Handler {
 	mux.Head("/static/*", s.asset)
 	mux.NotFound(func(w http.ResponseWriter, r *http.Request) { s.refuse(w, r, noSuchPage(r)) })
 	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) { s.refuse(w, r, wrongMethod()) })
-	return s.withoutBase(mux)
-}
-
-// withoutBase takes the base path off, for proxies that leave it on.
-func (s *server) withoutBase(next http.Handler) http.Handler {
-	if s.cfg.BasePath == "" {
-		return next
-	}
-	strip := http.StripPrefix(s.cfg.BasePath, next)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasPrefix(r.URL.Path, s.cfg.BasePath+"/") {
-			strip.ServeHTTP(w, r)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
+	return mux
 }
 
 func (s *server) asset(w http.ResponseWriter, r *http.Request) {

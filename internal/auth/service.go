@@ -39,6 +39,7 @@ type Config struct {
 	Logger       *slog.Logger
 	AllowedHosts []string // beside loopback; ".example.org" allows all names below
 	SecureCookie bool     // a proxy ends TLS; over our own TLS it is always secure
+	CookiePath   string   // where browsers send the session; "" = everywhere
 	CacheTerm    time.Duration
 	CacheSize    int
 	SessionTerm  time.Duration
@@ -69,6 +70,9 @@ type Service struct {
 func New(cfg Config) (*Service, error) {
 	if cfg.Store == nil {
 		return nil, fmt.Errorf("auth: Config.Store is missing")
+	}
+	if cfg.CookiePath == "" {
+		cfg.CookiePath = "/"
 	}
 	cfg.CacheTerm = orDefault(cfg.CacheTerm, DefaultCacheTerm)
 	cfg.CacheSize = orDefault(cfg.CacheSize, DefaultCacheSize)

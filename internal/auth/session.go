@@ -76,7 +76,7 @@ func (s *Service) open(ctx context.Context, user User, expires time.Time) (strin
 	if err := s.cfg.Store.InsertSession(ctx, sess); err != nil {
 		return "", Session{}, fmt.Errorf("store session: %w", err)
 	}
-	s.log.Info("signed in", "user", user.Name, "role", string(user.Role))
+	s.log.Info("signed in", "user", user.Name, "role", string(user.Role), "remote", ClientFrom(ctx).Addr)
 	return value, sess, nil
 }
 
@@ -144,8 +144,8 @@ func (s *Service) ClearCookie(w http.ResponseWriter, r *http.Request) {
 
 func (s *Service) cookie(r *http.Request, value string, maxAge int) *http.Cookie {
 	return &http.Cookie{
-		Name: CookieName, Value: value, Path: "/", MaxAge: maxAge,
-		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil || s.cfg.SecureCookie,
+		Name: CookieName, Value: value, Path: s.cfg.CookiePath, MaxAge: maxAge,
+		HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: s.Secure(r),
 	}
 }
 

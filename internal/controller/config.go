@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,9 @@ import (
 	"time"
 
 	"gopkg.in/yaml.v3"
+
+	"headgate/handlers"
+	"headgate/web"
 )
 
 // Config is the whole configuration of a controller. Keys lists each setting
@@ -27,6 +31,8 @@ type Config struct {
 	TLSCertFile         string
 	TLSKeyFile          string
 	ProxyTLS            bool
+	TrustedProxies      []netip.Prefix // networks of proxies whose X-Forwarded-* headers are believed
+	BasePath            string         // "" or a slash and more, no slash at the end
 	AllowedHosts        []string
 	AdminTokenFile      string
 	AllowLoopbackAgents bool
@@ -93,6 +99,8 @@ func Keys() []Key {
 		text("tls-cert-file", "certificate of the public port (PEM)", func(c *Config) *string { return &c.TLSCertFile }),
 		text("tls-key-file", "key of the public port (PEM)", func(c *Config) *string { return &c.TLSKeyFile }),
 		flag("proxy-tls", "a proxy in front of the public port ends TLS", func(c *Config) *bool { return &c.ProxyTLS }),
+		networks("trusted-proxies", "addresses or networks of proxies in front, whose X-Forwarded-For, -Proto and -Host are believed", func(c *Config) *[]netip.Prefix { return &c.TrustedProxies }),
+		basePath("base-path", "path below which a proxy shows the public port, for example /headgate", func(c *Config) *string { return &c.BasePath }),
 		list("allowed-hosts", "host names under which browsers reach the public port, comma separated", func(c *Config) *[]string { return &c.AllowedHosts }),
 		text("admin-token-file", "file with an API token of role admin; made if missing", func(c *Config) *string { return &c.AdminTokenFile }),
 		flag("allow-loopback-agents", "agents may be paired at loopback addresses", func(c *Config) *bool { return &c.AllowLoopbackAgents }),
@@ -143,14 +151,72 @@ func span(name, help string, at func(*Config) *time.Duration) Key {
 	}
 }
 
+func listItems(v string) []string {
+	return strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
 func list(name, help string, at func(*Config) *[]string) Key {
 	return Key{
 		name, help, false,
 		func(c *Config, v string) error {
-			*at(c) = strings.FieldsFunc(v, func(r rune) bool { return r == ',' || r == ' ' })
+			*at(c) = listItems(v)
 			return nil
 		},
 		func(c Config) string { return strings.Join(*at(&c), ",") },
+	}
+}
+
+// networks reads addresses and networks; everybody is no network of proxies.
+func networks(name, help string, at func(*Config) *[]netip.Prefix) Key {
+	return Key{
+		name, help, false,
+		func(c *Config, v string) error {
+			var all []netip.Prefix
+			for _, item := range listItems(v) {
+				n, err := netip.ParsePrefix(item)
+				if err != nil {
+					a, err := netip.ParseAddr(item)
+					if err != nil {
+						return fmt.Errorf("%q is not an address or a network such as 10.0.0.0/8", item)
+					}
+					n = netip.PrefixFrom(a, a.BitLen())
+				}
+				if n.Addr().Is4In6() || n.Addr().Zone() != "" {
+					return fmt.Errorf("%q: write the plain address, without ::ffff: and zone", item)
+				}
+				if n.Bits() == 0 {
+					return fmt.Errorf("%q is everybody, who could then pose as anybody", item)
+				}
+				all = append(all, n.Masked())
+			}
+			*at(c) = all
+			return nil
+		},
+		func(c Config) string {
+			var texts []string
+			for _, n := range *at(&c) {
+				texts = append(texts, n.String())
+			}
+			return strings.Join(texts, ",")
+		},
+	}
+}
+
+func basePath(name, help string, at func(*Config) *string) Key {
+	return Key{
+		name, help, false,
+		func(c *Config, v string) error {
+			clean, err := web.CleanBasePath(v)
+			if err != nil {
+				return err
+			}
+			if clean != "" && handlers.OwnPath(clean) {
+				return fmt.Errorf("%q begins like a path of the API", v)
+			}
+			*at(c) = clean
+			return nil
+		},
+		func(c Config) string { return *at(&c) },
 	}
 }
 

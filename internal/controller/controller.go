@@ -28,7 +28,8 @@ type Options struct {
 	ServiceManager ServiceManager
 }
 
-// Endpoints says where a controller is reached. URLs have no trailing slash.
+// Endpoints says where a controller is reached. URLs have no trailing slash;
+// the public one ends with the base path.
 type Endpoints struct {
 	PublicURL     string
 	ControllerURL string
@@ -290,7 +291,7 @@ func (c *Controller) Endpoints() Endpoints {
 		scheme = "https"
 	}
 	return Endpoints{
-		PublicURL:     scheme + "://" + reachable(ports.Public),
+		PublicURL:     scheme + "://" + reachable(ports.Public) + c.cfg.BasePath,
 		ControllerURL: "https://" + reachable(ports.Controller),
 		CAFile:        c.state.path + "/" + caFile,
 	}

@@ -191,7 +191,7 @@ func (c *Controller) makeAuth(ctx context.Context, _ *supervisor) error {
 	var err error
 	c.parts.auth, err = auth.New(auth.Config{
 		Store: c.parts.db, Logger: c.opts.Logger.With("component", "auth"),
-		AllowedHosts: c.cfg.AllowedHosts, SecureCookie: c.cfg.ProxyTLS,
+		AllowedHosts: c.cfg.AllowedHosts, SecureCookie: c.cfg.ProxyTLS, CookiePath: c.cfg.BasePath + "/",
 	})
 	if err != nil {
 		return err
@@ -319,7 +319,7 @@ func (c *Controller) openAPI(context.Context, *supervisor) error {
 	cfg.Auth, cfg.Tasks, cfg.Manager, cfg.Fleet = c.parts.auth, c.parts.service, c.parts.manager, c.parts.fleet
 	cfg.Hub = c.parts.manager.Hub()
 	cfg.Manager = c.parts.manager
-	cfg.Web, cfg.OpenAPI, cfg.Swagger, cfg.Reference = dashboard, openapi.Document(), openapi.Swagger(), openapi.Reference()
+	cfg.Web, cfg.OpenAPI, cfg.Swagger, cfg.Reference = dashboard, openapi.Document(c.cfg.BasePath), openapi.Swagger(), openapi.Reference(c.cfg.BasePath)
 	cfg.Registerer = c.registry
 	handler := handlers.New(cfg)
 	c.handler.Store(&handler)

@@ -33,7 +33,8 @@ func (c *Controller) handlersConfig() handlers.Config {
 		Version:  c.version(),
 		Metrics:  c.metricsHandler(),
 		Farewell: c.farewell,
-		Logger:   c.opts.Logger.With("component", "http"),
+		BasePath: c.cfg.BasePath, TrustedProxies: c.cfg.TrustedProxies,
+		Logger: c.opts.Logger.With("component", "http"),
 	}
 }
 

@@ -84,14 +84,14 @@ func pagePort(name string, p listener.PortStatus, note string) web.Port {
 func (c *Controller) dashboard() (http.Handler, error) {
 	return web.New(web.Config{
 		Tasks: c.parts.service, Fleet: c.parts.fleet, Auth: c.parts.auth,
-		Status: c.pageStatus, Counters: c.parts.manager, Hub: c.parts.manager.Hub(), Version: c.opts.Version,
+		Status: c.pageStatus, BasePath: c.cfg.BasePath, Counters: c.parts.manager, Hub: c.parts.manager.Hub(), Version: c.opts.Version,
 		Logger: c.opts.Logger.With("component", "web"),
 	})
 }
 
 // notReadyPage is all that browsers see until then.
 func (c *Controller) notReadyPage() http.Handler {
-	return web.NotReady(c.pageStatus)
+	return web.NotReady(c.pageStatus, c.cfg.BasePath)
 }
 
 // databasePing is how long a page waits to learn whether the database answers.
