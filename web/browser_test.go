@@ -285,11 +285,16 @@ func pagesAreClean(t *testing.T, b *browser) {
 	}
 	empty := newRig(t)
 	empty.ready()
-	server, first := serve(t, r.handler), serve(t, empty.handler)
+	shut := newRig(t)
+	shut.status = reclosed()
+	shut.add("dns-ams-01")
+	shut.ready()
+	server, first, apart := serve(t, r.handler), serve(t, empty.handler), serve(t, shut.handler)
 	starting := serve(t, stayingPut(web.NotReady(startingStatus, "")))
 	pages := []struct{ name, server, path string }{
 		{"overview", server.URL, "/"},
 		{"overview-first-run", first.URL, "/"},
+		{"overview-reclosed", apart.URL, "/"},
 		{"agents", server.URL, "/agents"},
 		{"agents-none", first.URL, "/agents"},
 		{"agent-connected", server.URL, agentPath(byName["dns-ams-01"])},
@@ -313,7 +318,7 @@ func pagesAreClean(t *testing.T, b *browser) {
 			if p.name == "sign-in" {
 				p.server, p.path = server.URL, "/sign-in"
 			} else {
-				tb.cookie(p.server, auth.CookieName, map[string]string{server.URL: r.cookies[auth.Admin], first.URL: empty.cookies[auth.Admin]}[p.server])
+				tb.cookie(p.server, auth.CookieName, map[string]string{server.URL: r.cookies[auth.Admin], first.URL: empty.cookies[auth.Admin], apart.URL: shut.cookies[auth.Admin]}[p.server])
 			}
 			tb.resize(1280)
 			tb.scheme("light")
@@ -333,6 +338,8 @@ func pagesAreClean(t *testing.T, b *browser) {
 				if look.axe { // each theme and each width once: colours do not depend on the width
 					tb.accessible(name)
 				}
+				eval[bool](tb, `document.querySelectorAll("#lis-limits, #lis-sources, #lis-changes").forEach(d => d.open = true), true`)
+				tb.clean(name + ", all open")
 				tb.shot(name)
 			}
 			tb.resize(320)

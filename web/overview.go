@@ -79,7 +79,7 @@ func (s *server) overview(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	d.verdict(all, p.Now)
+	d.verdict(all, p)
 	p.Title, p.Data = d.Title, d
 	return s.render(w, r, http.StatusOK, "overview", p.live("/", allTopics))
 }
@@ -134,10 +134,15 @@ const recentFailures = 5
 // slowWait is from when on a waiting task is worth a sentence.
 const slowWait = 30 * time.Second
 
-func (d *overviewPage) verdict(all *roll, now time.Time) {
+func (d *overviewPage) verdict(all *roll, p *page) {
 	d.State, d.Title = "connected", "All is well"
 	look := all.attention()
+	gate := p.Status.gateBox(p.Now)
 	switch {
+	case all.total == 0 && gate != nil:
+		d.State, d.Title = gate.State, "The gate is closed; no agent is paired yet"
+		d.Lines = append(d.Lines, "Three steps to the first result, over the controller port also now.")
+		return
 	case all.total == 0:
 		d.State, d.Title = "open", "The gate is open; no agent is paired yet"
 		d.Lines = append(d.Lines, "The controller is stable and both ports accept. Three steps to the first result.")
@@ -146,6 +151,8 @@ func (d *overviewPage) verdict(all *roll, now time.Time) {
 		d.State, d.Title = "degraded", "1 of "+plural(all.total, "agent")+" needs attention"
 	case look > 1:
 		d.State, d.Title = "degraded", count(look)+" of "+plural(all.total, "agent")+" need attention"
+	case gate != nil:
+		d.State, d.Title = "degraded", "The agents are well; the public port is not"
 	}
 	for i := range all.sorted {
 		v := &all.sorted[i]
@@ -155,7 +162,7 @@ func (d *overviewPage) verdict(all *roll, now time.Time) {
 		d.Lines = append(d.Lines, v.Name+" is "+healthOf(v)+": "+lowerFirst(agentLine(v, 0)))
 	}
 	if d.Stats != nil {
-		if line := queueLine(d.Stats, d.Oldest, now); line != "" {
+		if line := queueLine(d.Stats, d.Oldest, p.Now); line != "" {
 			d.Lines = append(d.Lines, line)
 		}
 	}

@@ -120,6 +120,7 @@ func (v *renderer) funcs() template.FuncMap {
 			return v.icon(name, class)
 		},
 		"st":    v.state,
+		"gate":  v.gate,
 		"took":  took,
 		"age":   age,
 		"size":  size,
@@ -166,6 +167,23 @@ func (v *renderer) state(word any) (template.HTML, error) {
 	}
 	svg, err := v.icon(glyph, class)
 	return template.HTML(`<span class="st" data-s="`+name+`">`) + svg + template.HTML(name+`</span>`), err //nolint:gosec // the icon's name was checked, and so the word
+}
+
+// gate writes a state of the listener: its glyph and its exact word. A state
+// without a glyph of its own is one in which the public port is closed.
+func (v *renderer) gate(word string) (template.HTML, error) {
+	glyph := orElse(gateGlyphs()[word], "gate-closed")
+	state, class := glyph, "i"
+	switch glyph {
+	case "gate-open":
+		state = gateOpen
+	case "gate-closed":
+		state = gateClosed
+	case "waiting-for-agent-response":
+		class = "i turn"
+	}
+	svg, err := v.icon(glyph, class)
+	return template.HTML(`<span class="st" data-s="`+state+`">`) + svg + template.HTML(template.HTMLEscapeString(word)+`</span>`), err //nolint:gosec // both are escaped or ours
 }
 
 // newPage fills what every page needs.

@@ -224,9 +224,42 @@ func readyStatus() web.Status {
 		},
 		Ports: []web.Port{
 			{Name: "Controller", Addresses: []string{"127.0.0.1:7441"}, Open: true, Conns: 3, Note: "never limited"},
-			{Name: "Public", Addresses: []string{"[::]:7440"}, Open: true, Conns: 41},
+			{Name: "Public", Addresses: []string{"[::]:7440"}, Open: true, Conns: 41, Classes: []web.ClassConns{{Class: "user", Count: 38}, {Class: "unauthenticated", Count: 3}}},
+		},
+		Listener: openListener(now),
+	}
+}
+
+// openListener is a gate that has been open for long, after a stormy time.
+func openListener(now time.Time) *web.Listener {
+	at := func(d time.Duration) time.Time { return now.Add(-292*time.Hour - d) }
+	return &web.Listener{
+		State: "open", Since: at(0), Reason: "joined, and a call to myself succeeded",
+		Checks:  []web.Check{{Name: "database", OK: true, Since: at(0)}, {Name: "self_call", OK: true, Since: at(0)}},
+		Queue:   []web.Lane{{Name: "known", Count: 2}, {Name: "unknown", Count: 17}},
+		Mode:    "enforce",
+		Limits:  []web.Limit{{Name: "new connections", Value: "400/s"}, {Name: "of one source", Value: "20/s, at once 40"}},
+		Sources: []web.Source{{Address: "203.0.113.77", Class: "unknown", Conns: 12, Refused: 48231}, {Address: "2001:db8:1:2::/64", Class: "known", Conns: 20}},
+		Transitions: []web.Transition{
+			{At: at(4 * time.Second), From: "starting", To: "controller-only", Reason: "controller port accepts"},
+			{At: at(2 * time.Second), From: "controller-only", To: "settling", Reason: "joined, and a call to myself succeeded"},
+			{At: at(0), From: "settling", To: "open", Reason: "joined, and a call to myself succeeded"},
 		},
 	}
+}
+
+// reclosed is what the pages know after the database went away.
+func reclosed() web.Status {
+	s := readyStatus()
+	now := time.Now()
+	s.Ready = false
+	s.Ports[1].Open = false
+	s.Listener.State, s.Listener.Since, s.Listener.Reason = "reclosed", now.Add(-42*time.Second), "the database has not answered for 44 s"
+	s.Listener.Checks[0] = web.Check{Name: "database", Since: now.Add(-86 * time.Second), Detail: "The database gives no answer within 1 s."}
+	s.Listener.Transitions = append(s.Listener.Transitions,
+		web.Transition{At: now.Add(-72 * time.Second), From: "open", To: "shedding", Reason: "the database has not answered for 14 s"},
+		web.Transition{At: now.Add(-42 * time.Second), From: "shedding", To: "reclosed", Reason: s.Listener.Reason})
+	return s
 }
 
 // add enrols an agent that is connected and runs what it is given.

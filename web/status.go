@@ -13,6 +13,8 @@ type Status struct {
 	Phases  []Phase   // those that are done, in order
 	Ports   []Port
 	Unmet   []Unmet
+	// Listener is nil before there is one.
+	Listener *Listener
 }
 
 // Phase is a start-up phase that is done.
@@ -27,7 +29,14 @@ type Port struct {
 	Addresses []string
 	Open      bool
 	Conns     int
-	Note      string // for example "never limited"
+	Classes   []ClassConns // of which
+	Note      string       // for example "never limited"
+}
+
+// ClassConns counts the connections of one class.
+type ClassConns struct {
+	Class string
+	Count int
 }
 
 // Unmet is a condition that the controller waits for.

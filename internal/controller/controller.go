@@ -18,6 +18,7 @@ import (
 	"headgate/internal/pki"
 	"headgate/internal/store"
 	"headgate/listener"
+	"headgate/tasks"
 )
 
 // Options are what the program around a controller gives it.
@@ -149,8 +150,11 @@ func (c *Controller) bind() error {
 }
 
 // onPorts logs each change of the listener with the real port numbers, and
-// tells the service manager.
+// tells pages, event streams and the service manager of it.
 func (c *Controller) onPorts(r listener.PortReport) {
+	if c.hasJoined() {
+		c.parts.manager.Hub().Publish(tasks.Event{Type: tasks.EventController})
+	}
 	c.log.Info("ports", "state", r.State, "controller", r.Controller, "public", r.Public, "public_open", r.PublicOpen, "reason", r.Reason, "err", r.Err)
 	c.herald.portsChanged(r, c.ready.report())
 }

@@ -73,7 +73,20 @@ func (c *Controller) pageStatus() web.Status {
 		pagePort("Controller", ports.Controller, "never limited"),
 		pagePort("Public", ports.Public, ""),
 	}
+	s.Listener = pageListener(ports)
 	return s
+}
+
+// pageListener gives the listener as the pages show it.
+func pageListener(from listener.Status) *web.Listener {
+	l := &web.Listener{State: string(from.State), Since: from.Since, Reason: from.Reason, OpensAt: from.OpensAt, Error: from.Error}
+	if !from.Stable {
+		l.Unstable = from.MarkReason
+	}
+	for _, t := range from.Transitions {
+		l.Transitions = append(l.Transitions, web.Transition{At: t.At, From: string(t.From), To: string(t.To), Reason: t.Reason})
+	}
+	return l
 }
 
 func pagePort(name string, p listener.PortStatus, note string) web.Port {
