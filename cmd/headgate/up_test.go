@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"headgate/internal/testkit"
 )
 
 // The tests here run the real programs: they are built once, and `up` is
@@ -41,7 +43,7 @@ func runTests(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
 		return 1
 	}
-	return m.Run()
+	return testkit.Run(m)
 }
 
 // instance is one directory in which `up` is started, stopped and killed.

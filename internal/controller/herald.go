@@ -81,7 +81,7 @@ func sendDatagram(to, text string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }() // it was a datagram: nothing is left to send
 	if err := conn.SetWriteDeadline(time.Now().Add(notifyWait)); err != nil {
 		return err
 	}

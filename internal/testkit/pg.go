@@ -62,7 +62,11 @@ var shared struct {
 
 // Main runs the tests, ends the shared cluster, removes its folder, looks for
 // leaked goroutines, and exits. Call it from TestMain.
-func Main(m *testing.M, opts ...goleak.Option) {
+func Main(m *testing.M, opts ...goleak.Option) { os.Exit(Run(m, opts...)) }
+
+// Run is Main without the exit: it gives the exit code, for a TestMain that
+// has something of its own to remove.
+func Run(m *testing.M, opts ...goleak.Option) int {
 	code := m.Run()
 	if err := closeShared(); err != nil {
 		fmt.Fprintln(os.Stderr, "testkit:", err)
@@ -74,7 +78,7 @@ func Main(m *testing.M, opts ...goleak.Option) {
 			code = 1
 		}
 	}
-	os.Exit(code)
+	return code
 }
 
 // Postgres gives the shared cluster of this test process and starts it at the
