@@ -3,6 +3,8 @@ package handlers
 import (
 	"net/http"
 	"strings"
+
+	"headgate/listener"
 )
 
 // Readiness is the answer of /readyz.
@@ -14,7 +16,7 @@ type Readiness struct {
 
 // UnmetCondition names one thing that the controller is waiting for.
 type UnmetCondition struct {
-	Condition string `json:"condition" enums:"database,migrations,shards,first_sweep,reconcile,self_call,draining"`
+	Condition string `json:"condition" enums:"database,migrations,shards,first_sweep,reconcile,self_call,descriptors,memory,scheduler,outbound,public_port,draining"`
 	Detail    string `json:"detail"`
 } //	@name	UnmetCondition
 
@@ -65,7 +67,7 @@ func (s *server) livez(w http.ResponseWriter, r *http.Request) error {
 // readyz names the conditions that are not met.
 //
 //	@Summary		Does the controller serve?
-//	@Description	Answers 200 when the public port is open, and 503 with the unmet conditions before that and while draining. The body is the same in both cases.
+//	@Description	Answers 200 while the controller serves and the public port is open, and 503 with the unmet conditions before that, while a check of the stability gate fails, and while draining. The body is the same in both cases.
 //	@ID				readyz
 //	@Tags			operations
 //	@Produce		json
@@ -99,6 +101,13 @@ func (s *server) version(w http.ResponseWriter, _ *http.Request) error {
 	return s.writeJSON(w, http.StatusOK, s.cfg.Version)
 }
 
+// ListenerStatus is the listener in full, with what decides whether it opens
+// the public port.
+type ListenerStatus struct {
+	listener.Status
+	Checks []Check `json:"checks"` // of the stability gate; none until the controller has joined
+} //	@name	ListenerStatus
+
 // listenerStatus shows the two ports in full.
 //
 //	@Summary		The two ports in full
@@ -108,7 +117,7 @@ func (s *server) version(w http.ResponseWriter, _ *http.Request) error {
 //	@Produce		json
 //	@Security		BearerAuth
 //	@Security		CookieAuth
-//	@Success		200	{object}	listener.Status
+//	@Success		200	{object}	ListenerStatus
 //	@Failure		401	{object}	Problem
 //	@Failure		403	{object}	Problem
 //	@Failure		404	{object}	Problem	"on the public port"
@@ -116,7 +125,12 @@ func (s *server) version(w http.ResponseWriter, _ *http.Request) error {
 //	@Router			/status/listener [get]
 func (s *server) listenerStatus(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Cache-Control", "no-store")
-	return s.writeJSON(w, http.StatusOK, s.cfg.Listener())
+	st := ListenerStatus{Status: s.cfg.Listener()}
+	if s.cfg.Checks != nil {
+		st.Checks = s.cfg.Checks()
+	}
+	st.Checks = notNil(st.Checks)
+	return s.writeJSON(w, http.StatusOK, st)
 }
 
 // prometheus serves the metrics.

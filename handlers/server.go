@@ -33,6 +33,7 @@ type Config struct {
 	Live     func(context.Context) error // for /livez; nil = alive as long as it answers
 	Status   func() Status               // for /api/v1/status; required
 	Listener func() listener.Status      // for /status/listener; required
+	Checks   func() []Check              // for the same; nil = none
 	Version  Version
 
 	Metrics http.Handler // for /metrics; required

@@ -16,6 +16,7 @@ type Status struct {
 	Controller  ControllerRef    `json:"controller"`
 	Ports       Ports            `json:"ports"`
 	Database    DatabaseStatus   `json:"database"`
+	Checks      []Check          `json:"checks"`       // of the stability gate; none until the controller has joined
 	ShardsOwned []int            `json:"shards_owned"` // of 16 groups of agents
 } //	@name	Status
 
@@ -34,6 +35,15 @@ type Ports struct {
 	Reason     string     `json:"reason"`   // of that state
 	OpensAt    *time.Time `json:"opens_at"` // of the public port, when planned
 } //	@name	Ports
+
+// Check is one thing that must hold for the public port to stay open.
+type Check struct {
+	Name   string     `json:"name" enums:"database,self_call,descriptors,memory,scheduler,outbound"`
+	OK     bool       `json:"ok"`
+	Since  time.Time  `json:"since"`  // of ok
+	Detail string     `json:"detail"` // what was seen last, for people
+	Last   *time.Time `json:"last"`   // when it was last looked at; null = not yet
+} //	@name	Check
 
 // DatabaseStatus says whether the database answers.
 type DatabaseStatus struct {
@@ -60,6 +70,7 @@ func (s *server) status(w http.ResponseWriter, _ *http.Request) error {
 	st := s.cfg.Status()
 	st.Unmet = notNil(st.Unmet)
 	st.ShardsOwned = notNil(st.ShardsOwned)
+	st.Checks = notNil(st.Checks)
 	st.Ports.Controller, st.Ports.Public = notNil(st.Ports.Controller), notNil(st.Ports.Public)
 	st.Since, st.StartedAt = st.Since.UTC().Truncate(time.Microsecond), st.StartedAt.UTC().Truncate(time.Microsecond)
 	return s.writeJSON(w, http.StatusOK, st)

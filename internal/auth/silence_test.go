@@ -13,10 +13,10 @@ import (
 )
 
 // took gives the answer to a request and how long it took.
-func took(s *auth.Service, r *http.Request) (auth.Principal, error, time.Duration) {
+func took(s *auth.Service, r *http.Request) (auth.Principal, time.Duration, error) {
 	began := time.Now()
 	p, err := s.Authenticate(r)
-	return p, err, time.Since(began)
+	return p, time.Since(began), err
 }
 
 func TestNobodyHangsOnASilentDatabase(t *testing.T) {
@@ -31,18 +31,18 @@ func TestNobodyHangsOnASilentDatabase(t *testing.T) {
 		end := st.Silence()
 		defer end()
 		time.Sleep(10 * time.Second)
-		if _, err, d := took(s, bearer(t, unseen)); fault.CodeOf(err) != "credentials_unavailable" || d > auth.DefaultLookupTerm {
+		if _, d, err := took(s, bearer(t, unseen)); fault.CodeOf(err) != "credentials_unavailable" || d > auth.DefaultLookupTerm {
 			t.Errorf("a token never seen: %v after %v", err, d)
 		}
 		time.Sleep(2 * time.Second)
-		if p, err, d := took(s, bearer(t, seen)); err != nil || p.Role != auth.Admin || d > auth.DefaultLookupTerm/4 {
+		if p, d, err := took(s, bearer(t, seen)); err != nil || p.Role != auth.Admin || d > auth.DefaultLookupTerm/4 {
 			t.Errorf("a token seen before: %+v, %v after %v", p, err, d)
 		}
-		if _, err, d := took(s, bearer(t, seen)); err != nil || d != 0 {
+		if _, d, err := took(s, bearer(t, seen)); err != nil || d != 0 {
 			t.Errorf("the next request: %v after %v, want an answer at once", err, d)
 		}
 		time.Sleep(auth.DefaultStaleTerm)
-		if _, err, _ := took(s, bearer(t, seen)); fault.CodeOf(err) != "credentials_unavailable" {
+		if _, _, err := took(s, bearer(t, seen)); fault.CodeOf(err) != "credentials_unavailable" {
 			t.Errorf("after the bound: %v", err)
 		}
 	})
@@ -136,7 +136,7 @@ func TestAFloodOfUnknownTokensIsBounded(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, secret := range secrets {
 			wg.Go(func() {
-				_, err, d := took(s, bearer(t, secret))
+				_, d, err := took(s, bearer(t, secret))
 				mu.Lock()
 				defer mu.Unlock()
 				if fault.CodeOf(err) != "credentials_unavailable" || d > auth.DefaultLookupTerm {

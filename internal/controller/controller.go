@@ -53,7 +53,9 @@ type Controller struct {
 	handler  atomic.Pointer[http.Handler] // replaced when the controller has joined
 	farewell *handlers.Farewell           // ends streams and waits in drain
 
-	parts  parts // set by join
+	parts  parts         // set by join
+	gate   *stability    // set by join
+	leaves chan struct{} // closed when the stop begins
 	joined chan struct{}
 	opened chan struct{}
 }
@@ -75,7 +77,7 @@ func New(cfg Config, opts Options) (*Controller, error) {
 	c := &Controller{
 		cfg: cfg, opts: opts, log: opts.Logger.With("component", "controller"),
 		began: time.Now(), registry: newRegistry(),
-		farewell: handlers.NewFarewell(), joined: make(chan struct{}), opened: make(chan struct{}),
+		farewell: handlers.NewFarewell(), joined: make(chan struct{}), leaves: make(chan struct{}), opened: make(chan struct{}),
 	}
 	c.ready = newReadiness(c.began)
 	c.herald = newHerald(opts.ServiceManager, c.log)
@@ -133,6 +135,10 @@ func (c *Controller) bind() error {
 		Controller: listener.PortConfig{Addr: c.cfg.ControllerAddr, TLS: pki.ControllerPort(c.state.port, c.state.roots)},
 		Public:     listener.PortConfig{Addr: c.cfg.PublicAddr, TLS: public},
 		OpenDelay:  c.cfg.OpenDelay,
+
+		OpenBarrier:        c.awaitMajority,
+		OpenBarrierTimeout: listener.DefaultOpenBarrierTimeout,
+
 		OnPorts:    c.onPorts,
 		Logger:     c.log,
 		Registerer: c.registry,
@@ -156,7 +162,7 @@ func (c *Controller) onPorts(r listener.PortReport) {
 		c.parts.manager.Hub().Publish(tasks.Event{Type: tasks.EventController})
 	}
 	c.log.Info("ports", "state", r.State, "controller", r.Controller, "public", r.Public, "public_open", r.PublicOpen, "reason", r.Reason, "err", r.Err)
-	c.herald.portsChanged(r, c.ready.report())
+	c.herald.portsChanged(r, c.readiness())
 }
 
 // Run takes the phases database, join and open public, serves until ctx ends

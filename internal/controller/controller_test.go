@@ -187,20 +187,6 @@ func TestAConflictOfPortsShowsAtOnce(t *testing.T) {
 	next.close()
 }
 
-func TestASilentDatabaseIsSaidAtOnce(t *testing.T) {
-	t.Parallel()
-	proxy := testkit.NewProxy(t, testkit.NewDatabase(t))
-	s := start(t, proxy.DSN(), t.TempDir())
-	s.await("the opening of the public port", s.c.Opened())
-	proxy.Stall()
-	began := time.Now()
-	got := s.c.databaseStatus()
-	if took := time.Since(began); got.Reachable || got.Detail == nil || took > 5*time.Second {
-		t.Errorf("after %v: %+v", took, got)
-	}
-	proxy.Heal()
-}
-
 func TestANewInstallationHasAWayIn(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()

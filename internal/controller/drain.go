@@ -21,6 +21,7 @@ func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
 	d := &drainLog{c: c, began: time.Now()}
 	c.ready.explain("draining", "the controller is stopping")
 	c.ready.enter(phaseDrain)
+	close(c.leaves)
 	d.done("readyz")
 	c.drainLead()
 	d.done("lead", "lead", c.cfg.DrainLead)

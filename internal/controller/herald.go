@@ -42,8 +42,9 @@ func ServiceManagerFrom(lookup func(string) (string, bool), pid int) ServiceMana
 
 // Times of the talk with the service manager.
 const (
-	statusEvery  = time.Second     // what no event tells is noticed this soon
-	extendEvery  = 5 * time.Second // while the start goes on, it is asked for
+	selfPause    = 250 * time.Millisecond // between calls to ourselves until one succeeds
+	statusEvery  = time.Second            // what no event tells is noticed this soon
+	extendEvery  = 5 * time.Second        // while the start goes on, it is asked for
 	extendBy     = 30 * time.Second
 	stopMargin   = 5 * time.Second // beyond what the stop may take by itself
 	notifyWait   = time.Second     // a service manager that reads nothing stops nobody
@@ -183,7 +184,7 @@ func (c *Controller) tellServiceManager(ctx context.Context) error {
 	defer tick.Stop()
 	var asked time.Time
 	for {
-		c.herald.status(c.ready.report())
+		c.herald.status(c.readiness())
 		if c.starting() && time.Since(asked) >= extendEvery {
 			asked = time.Now()
 			c.herald.tell(extension(extendBy))
@@ -206,7 +207,7 @@ func (c *Controller) starting() bool {
 	}
 }
 
-func (c *Controller) stopping() bool { return c.ready.report().Phase == string(phaseDrain) }
+func (c *Controller) stopping() bool { return c.readiness().Phase == string(phaseDrain) }
 
 // feedWatchdog gives a sign of life twice in the time that is allowed, but
 // only while /livez answers on the controller port. A stop has its own limits.

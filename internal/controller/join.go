@@ -38,11 +38,10 @@ type parts struct {
 // Intervals of the join and of what follows it.
 const (
 	readyPoll   = 20 * time.Millisecond // cheap, and felt in every start
-	selfPause   = 250 * time.Millisecond
-	beat        = 5 * time.Second // a quarter of what others allow
-	upkeepEvery = time.Minute     // what has expired is deleted this often
-	wakeTopic   = "headgate_wake" // LISTEN channel of all controllers
-	adminToken  = "up"            // name of the token in admin-token-file
+	beat        = 5 * time.Second       // a quarter of what others allow
+	upkeepEvery = time.Minute           // what has expired is deleted this often
+	wakeTopic   = "headgate_wake"       // LISTEN channel of all controllers
+	adminToken  = "up"                  // name of the token in admin-token-file
 
 	firstTokenFile = "admin-token" // in the state directory of a new installation
 	// minRenewPause keeps a renewal that fails from being tried without pause.
@@ -96,7 +95,7 @@ func (c *Controller) prepareDatabase(ctx context.Context, db *store.DB) error {
 // connects to their agents, has the queue swept once and calls itself.
 func (c *Controller) join(ctx context.Context, sup *supervisor) error {
 	c.ready.enter(phaseJoin)
-	for _, step := range []func(context.Context, *supervisor) error{c.makeFleet, c.makeQueue, c.makeAuth, c.startParts, c.openAPI} {
+	for _, step := range []func(context.Context, *supervisor) error{c.makeFleet, c.makeQueue, c.makeAuth, c.makeGate, c.startParts, c.openAPI} {
 		if err := step(ctx, sup); err != nil {
 			return err
 		}
@@ -105,7 +104,13 @@ func (c *Controller) join(ctx context.Context, sup *supervisor) error {
 	if err := c.awaitQueue(ctx); err != nil {
 		return err
 	}
-	return c.awaitSelfCall(ctx)
+	c.gate.begin()
+	select {
+	case <-c.gate.first:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
@@ -157,7 +162,22 @@ func (c *Controller) makeQueue(ctx context.Context, _ *supervisor) error {
 	}
 	return p.db.RegisterController(ctx, store.Controller{
 		ID: c.state.owner, Name: c.name(), Addr: c.advertised(), Version: c.opts.Version, StartedAt: c.began,
+	}, c.state.former)
+}
+
+// makeGate prepares what decides whether this controller may serve the public.
+func (c *Controller) makeGate(context.Context, *supervisor) error {
+	c.gate = newStability(stabilityConfig{
+		Marker: c.listener, Ready: c.ready, Database: c.parts.db.Probe, SelfCall: c.selfCall,
+		Resources: ownResources, Leaving: c.leaves, Log: c.log, Registry: c.registry,
 	})
+	return nil
+}
+
+// awaitMajority is the listener's barrier before each opening of the public
+// port, which the gate has then allowed.
+func (c *Controller) awaitMajority(ctx context.Context) error {
+	return barrier{peers: c.parts.db, id: c.state.owner, log: c.log}.wait(ctx)
 }
 
 // keepFacts stores what an agent said of its host.
@@ -232,6 +252,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("wake-ups", c.listen)
 	sup.run("fleet", p.fleet.Run)
 	sup.run("manager", p.manager.Run)
+	sup.run("gate", c.gate.run)
 	return nil
 }
 
@@ -244,18 +265,23 @@ func (c *Controller) unregister(ctx context.Context) error {
 	return nil
 }
 
-// heartbeat tells other controllers that this one lives.
+// heartbeat tells other controllers that this one lives, and whether it is fit
+// to serve, which they hear at once when it changes.
 func (c *Controller) heartbeat(ctx context.Context) error {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
+	leaves := c.leaves
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			if err := c.parts.db.Heartbeat(ctx, c.state.owner); err != nil && ctx.Err() == nil {
-				c.log.Warn("tell the other controllers that this one lives", "err", err)
-			}
+		case <-c.gate.turn:
+		case <-leaves:
+			leaves = nil // once
+		}
+		if _, err := c.parts.db.Heartbeat(ctx, c.state.owner, c.gate.isStable()); err != nil && ctx.Err() == nil {
+			c.log.Warn("tell the other controllers that this one lives", "err", err)
 		}
 	}
 }
@@ -358,29 +384,10 @@ func (c *Controller) awaitQueue(ctx context.Context) error {
 	}
 }
 
-func (c *Controller) awaitSelfCall(ctx context.Context) error {
-	for tries := 0; ; tries++ {
-		err := c.selfCall(ctx)
-		if err == nil {
-			c.ready.met("self_call")
-			return nil
-		}
-		c.ready.explain("self_call", sentence(err))
-		if tries == 0 {
-			c.log.Warn("the call to myself over the controller port failed; trying again until it succeeds", "err", err)
-		}
-		select {
-		case <-time.After(selfPause):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// openPublic lets the public port open after its delay.
+// openPublic waits until the listener has opened the public port, which the
+// gate has allowed.
 func (c *Controller) openPublic(ctx context.Context, _ *supervisor) error {
 	c.ready.enter(phaseOpening)
-	c.listener.MarkStable("joined, and a call to myself succeeded")
 	if _, err := c.listener.WaitPublic(ctx); err != nil {
 		return fmt.Errorf("open the public port: %w", err)
 	}

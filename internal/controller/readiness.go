@@ -100,6 +100,23 @@ func (r *readiness) report() handlers.Readiness {
 	}
 }
 
+// readiness gives the answer of /readyz: the conditions that are recorded, and
+// once the controller serves that of the public port, which the listener may
+// have closed again.
+func (c *Controller) readiness() handlers.Readiness {
+	r := c.ready.report()
+	if r.Phase != string(phaseServing) {
+		return r
+	}
+	if ports := c.listener.Ports(); !ports.PublicOpen {
+		r.Ready = false
+		r.Unmet = append(r.Unmet, handlers.UnmetCondition{
+			Condition: "public_port", Detail: "is " + string(ports.State) + ": " + ports.Reason,
+		})
+	}
+	return r
+}
+
 // entered says when the present phase began.
 func (r *readiness) entered() time.Time {
 	r.mu.Lock()

@@ -14,8 +14,9 @@ import (
 const selfCallTimeout = 3 * time.Second
 
 // selfCall reaches the controller over its own controller port as a peer
-// would: real address, real TLS, checked against the fleet's CA. Only when
-// that works is the public port opened.
+// would: real address, a connection and a TLS handshake of its own, checked
+// against the fleet's CA. Only while that works is the public port open. It
+// asks /livez and not /readyz, which tells what the gate itself has found.
 func (c *Controller) selfCall(ctx context.Context) error { return c.callLivez(ctx, c.state.roots) }
 
 // callLivez asks the controller port for /livez, trusting roots.

@@ -3,6 +3,8 @@ package controller
 import (
 	"context"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 
@@ -18,17 +20,35 @@ func (c *Controller) startingHandler() (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.keepTokenFiles(service)
 	cfg := c.handlersConfig()
 	cfg.Auth = service
 	cfg.Web = c.notReadyPage()
 	return handlers.New(cfg), nil
 }
 
+// keepTokenFiles lets this controller's own tokens read status and metrics
+// while the database has not yet answered, which is when operators need them.
+// A file that is no good is reported when the controller joins.
+func (c *Controller) keepTokenFiles(service *auth.Service) {
+	file := c.cfg.AdminTokenFile
+	if file == "" {
+		file = filepath.Join(c.state.path, firstTokenFile)
+		if _, err := os.Stat(file); err != nil {
+			return // made by the first join, if it is needed
+		}
+	}
+	if err := service.KeepTokenFile(file, adminToken, auth.Admin); err != nil {
+		c.log.Warn("the token file cannot be used yet", "file", file, "err", err)
+	}
+}
+
 // handlersConfig gives what both handlers share, before and after joining.
 func (c *Controller) handlersConfig() handlers.Config {
 	return handlers.Config{
-		Ready:    c.ready.report,
+		Ready:    c.readiness,
 		Status:   c.status,
+		Checks:   c.checks,
 		Listener: c.listener.Status,
 		Version:  c.version(),
 		Metrics:  c.metricsHandler(),

@@ -1,10 +1,8 @@
 package controller
 
 import (
-	"context"
 	"net/http"
 	"net/netip"
-	"time"
 
 	"headgate/handlers"
 	"headgate/listener"
@@ -13,7 +11,7 @@ import (
 
 // status gives the answer of GET /api/v1/status.
 func (c *Controller) status() handlers.Status {
-	ready, since := c.ready.report(), c.ready.entered()
+	ready, since := c.readiness(), c.ready.entered()
 	ports := c.listener.Ports()
 	s := handlers.Status{
 		Phase: ready.Phase, Since: since, Ready: ready.Ready, Unmet: ready.Unmet,
@@ -32,7 +30,7 @@ func (c *Controller) status() handlers.Status {
 			s.ShardsOwned = append(s.ShardsOwned, int(l.Shard))
 		}
 	}
-	s.Database = c.databaseStatus()
+	s.Database, s.Checks = c.databaseStatus(), c.checks()
 	return s
 }
 
@@ -57,7 +55,7 @@ func texts(addrs []netip.AddrPort) []string {
 
 // pageStatus gives the same to the pages.
 func (c *Controller) pageStatus() web.Status {
-	ready := c.ready.report()
+	ready := c.readiness()
 	s := web.Status{
 		Name: c.name(), Version: c.opts.Version, Began: c.began, Ready: ready.Ready,
 		Since: c.ready.entered(), Phase: ready.Phase,
@@ -107,32 +105,24 @@ func (c *Controller) notReadyPage() http.Handler {
 	return web.NotReady(c.pageStatus, c.cfg.BasePath)
 }
 
-// databasePing is how long a page waits to learn whether the database answers.
-const databasePing = time.Second
-
-// databaseStatus asks the database when it has once been reached.
+// databaseStatus says what the gate's last probe of the database found; no
+// answer waits for the database itself.
 func (c *Controller) databaseStatus() handlers.DatabaseStatus {
 	if !c.hasJoined() {
-		for _, u := range c.ready.report().Unmet {
-			if u.Condition == "database" {
+		for _, u := range c.readiness().Unmet {
+			if u.Condition == checkDatabase {
 				return handlers.DatabaseStatus{Detail: &u.Detail}
 			}
 		}
 		return handlers.DatabaseStatus{Reachable: true}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), databasePing)
-	defer cancel()
-	answer := make(chan error, 1) // the driver does not heed ctx when the server is silent
-	go func() { answer <- c.parts.db.Ping(ctx) }()
-	select {
-	case err := <-answer:
-		if err == nil {
-			return handlers.DatabaseStatus{Reachable: true}
-		}
-		detail := sentence(err)
-		return handlers.DatabaseStatus{Detail: &detail}
-	case <-ctx.Done():
-		detail := "The database gives no answer within " + databasePing.String() + "."
-		return handlers.DatabaseStatus{Detail: &detail}
+	return c.gate.database()
+}
+
+// checks gives the gate's checks; none before it is there.
+func (c *Controller) checks() []handlers.Check {
+	if !c.hasJoined() {
+		return nil
 	}
+	return c.gate.checks()
 }

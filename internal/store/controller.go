@@ -27,13 +27,16 @@ const sqlControllerRegister = `
 INSERT INTO controller (id, name, addr, version) VALUES ($1::uuid, $2, $3, $4)
 ON CONFLICT (id) DO UPDATE SET name = EXCLUDED.name, addr = EXCLUDED.addr, version = EXCLUDED.version, seen_at = now()`
 
-const sqlControllerForget = `DELETE FROM controller WHERE seen_at < now() - $1 * interval '1 millisecond'`
+const sqlControllerForget = `
+DELETE FROM controller WHERE seen_at < now() - $1 * interval '1 millisecond' OR id = ANY ($2::uuid[])`
 
 // RegisterController makes a controller known to the others, and forgets those
-// that have been gone for a week.
-func (d *DB) RegisterController(ctx context.Context, c Controller) error {
+// that have been gone for a week and its own former starts, which nobody shall
+// count as alive.
+func (d *DB) RegisterController(ctx context.Context, c Controller, former []uuid.UUID) error {
+	old := texts(former, func(id uuid.UUID) string { return id.String() })
 	return d.write(ctx, "register this controller", func(tx *Tx) error {
-		if _, err := tx.exec(sqlControllerForget, controllersKept.Milliseconds()); err != nil {
+		if _, err := tx.exec(sqlControllerForget, controllersKept.Milliseconds(), old); err != nil {
 			return err
 		}
 		_, err := tx.exec(sqlControllerRegister, c.ID.String(), plain(c.Name), c.Addr, c.Version)
@@ -41,14 +44,40 @@ func (d *DB) RegisterController(ctx context.Context, c Controller) error {
 	})
 }
 
-const sqlControllerHeartbeat = `UPDATE controller SET seen_at = now() WHERE id = $1::uuid`
+const sqlControllerHeartbeat = `
+UPDATE controller SET seen_at = now(), stable_at = CASE WHEN $2::boolean THEN coalesce(stable_at, now()) END
+WHERE id = $1::uuid
+RETURNING seen_at`
 
-// Heartbeat says that a controller is alive.
-func (d *DB) Heartbeat(ctx context.Context, id uuid.UUID) error {
-	return d.write(ctx, "say that this controller is alive", func(tx *Tx) error {
-		_, err := tx.exec(sqlControllerHeartbeat, id.String())
-		return err
+// Heartbeat says that a controller is alive, and whether it is fit to serve.
+// It gives the database's time of saying so. A controller that is not
+// registered is told NotFound.
+func (d *DB) Heartbeat(ctx context.Context, id uuid.UUID, stable bool) (time.Time, error) {
+	var at time.Time
+	err := d.write(ctx, "say that this controller is alive", func(tx *Tx) error {
+		err := tx.get(&at, sqlControllerHeartbeat, id.String(), stable)
+		return missing(tx.ctx, err, "unknown_controller", "this controller is not registered", "say that this controller is alive")
 	})
+	return at.UTC(), err
+}
+
+const sqlControllersStable = `
+SELECT count(*) FILTER (WHERE stable_at IS NOT NULL AND seen_at >= $2) AS stable, count(*) AS alive
+FROM controller
+WHERE seen_at > now() - $1 * interval '1 millisecond'`
+
+// StableControllers counts the controllers that are alive, and of them those
+// that have said since a moment of the database's clock that they are fit to
+// serve: one that was killed just before cannot have.
+func (d *DB) StableControllers(ctx context.Context, since time.Time) (stable, alive int, err error) {
+	var n struct {
+		Stable int `db:"stable"`
+		Alive  int `db:"alive"`
+	}
+	if err := d.general.GetContext(ctx, &n, sqlControllersStable, ControllerSilence.Milliseconds(), since); err != nil {
+		return 0, 0, asFault(ctx, err, "count the controllers")
+	}
+	return n.Stable, n.Alive, nil
 }
 
 const sqlControllerLeave = `DELETE FROM controller WHERE id = $1::uuid`

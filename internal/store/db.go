@@ -45,6 +45,10 @@ const (
 	// while a lost commit is settled.
 	DefaultLockTimeout = 8 * time.Second
 
+	// probeTimeout bounds each step of Probe, the socket included, so that its
+	// one connection is soon made anew when the server has fallen silent.
+	probeTimeout = 2 * time.Second
+
 	// idleInTransaction ends a page's transaction that somebody forgot, before
 	// its snapshot holds up the clean-up of the queue.
 	idleInTransaction = 10 * time.Second
@@ -112,6 +116,7 @@ type DB struct {
 	loops   *sqlx.DB // write loops, refills, leases: plans pinned
 	general *sqlx.DB
 	pages   *sqlx.DB // read-only
+	probes  *sqlx.DB // one connection: whether the server answers, however busy the others are
 	admin   *sqlx.DB // migrations; opens nothing until it is used
 	metrics *metrics
 	turns   turnStatements
@@ -163,14 +168,16 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 		pool     **sqlx.DB
 		conns    int
 		limit    time.Duration
+		slack    time.Duration
 		settings map[string]string
 	}{
-		{&d.loops, c.LoopConns, c.StatementTimeout, loopSettings()},
-		{&d.general, c.GeneralConns, c.StatementTimeout, general},
-		{&d.pages, c.PageConns, c.PageTimeout, pages},
-		{&d.admin, migrationConns, migrationTimeout, map[string]string{"application_name": "headgate migrations"}},
+		{&d.loops, c.LoopConns, c.StatementTimeout, c.SocketSlack, loopSettings()},
+		{&d.general, c.GeneralConns, c.StatementTimeout, c.SocketSlack, general},
+		{&d.pages, c.PageConns, c.PageTimeout, c.SocketSlack, pages},
+		{&d.probes, 1, probeTimeout, 0, map[string]string{"application_name": "headgate probe"}},
+		{&d.admin, migrationConns, migrationTimeout, c.SocketSlack, map[string]string{"application_name": "headgate migrations"}},
 	} {
-		pool, err := d.pool(base, p.conns, p.limit, p.settings)
+		pool, err := d.pool(base, p.conns, p.limit, p.slack, p.settings)
 		if err != nil {
 			return nil, errors.Join(err, d.Close())
 		}
@@ -185,7 +192,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 }
 
 // pool makes one connection pool with its own run-time settings and deadline.
-func (d *DB) pool(base pq.Config, conns int, limit time.Duration, settings map[string]string) (*sqlx.DB, error) {
+func (d *DB) pool(base pq.Config, conns int, limit, slack time.Duration, settings map[string]string) (*sqlx.DB, error) {
 	cfg := base.Clone()
 	cfg.BinaryParameters = true
 	if cfg.ConnectTimeout == 0 {
@@ -204,7 +211,7 @@ func (d *DB) pool(base pq.Config, conns int, limit time.Duration, settings map[s
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Invalid, "database_dsn", "the database connection string is not usable")
 	}
-	connector.Dialer(deadlineDialer{limit: limit + d.cfg.SocketSlack})
+	connector.Dialer(deadlineDialer{limit: limit + slack})
 	pool := sqlx.NewDb(sql.OpenDB(connector), "postgres")
 	pool.SetMaxOpenConns(conns)
 	pool.SetMaxIdleConns(conns)
@@ -217,7 +224,7 @@ func (d *DB) pool(base pq.Config, conns int, limit time.Duration, settings map[s
 func (d *DB) Close() error {
 	d.turns.close()
 	var errs []error
-	for _, p := range []*sqlx.DB{d.loops, d.general, d.pages, d.admin} {
+	for _, p := range []*sqlx.DB{d.loops, d.general, d.pages, d.probes, d.admin} {
 		if p == nil {
 			continue
 		}
@@ -229,9 +236,15 @@ func (d *DB) Close() error {
 }
 
 // Ping says whether the server answers and takes writes.
-func (d *DB) Ping(ctx context.Context) error {
+func (d *DB) Ping(ctx context.Context) error { return ping(ctx, d.general) }
+
+// Probe does so on a connection of its own, which waits for no other work of
+// ours. It ends within a few seconds also when the server is silent.
+func (d *DB) Probe(ctx context.Context) error { return ping(ctx, d.probes) }
+
+func ping(ctx context.Context, pool *sqlx.DB) error {
 	var standby bool
-	if err := d.general.QueryRowxContext(ctx, sqlInRecovery).Scan(&standby); err != nil {
+	if err := pool.QueryRowxContext(ctx, sqlInRecovery).Scan(&standby); err != nil {
 		return asFault(ctx, err, "reach the database")
 	}
 	if standby {

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"testing"
+	"time"
 	"uuid"
 
 	"github.com/lib/pq"
@@ -111,14 +112,14 @@ func TestControllersSeeEachOther(t *testing.T) {
 	a := Controller{ID: uuid.New(), Name: "a", Addr: "10.0.0.1:7441", Version: "1"}
 	b := Controller{ID: uuid.New(), Name: "b", Addr: "10.0.0.2:7441", Version: "1"}
 	for _, c := range []Controller{a, b} {
-		if err := d.RegisterController(ctx, c); err != nil {
+		if err := d.RegisterController(ctx, c, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, err := d.general.Exec(`UPDATE controller SET seen_at = now() - interval '1 hour'`); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Heartbeat(ctx, a.ID); err != nil {
+	if _, err := d.Heartbeat(ctx, a.ID, false); err != nil {
 		t.Fatal(err)
 	}
 	alive, err := d.Controllers(ctx)
@@ -130,6 +131,63 @@ func TestControllersSeeEachOther(t *testing.T) {
 	}
 	if alive, err = d.Controllers(ctx); err != nil || len(alive) != 0 {
 		t.Errorf("alive after sign-off: %+v, %v", alive, err)
+	}
+}
+
+func TestStableControllersAreCountedOnlyWhileTheySaySo(t *testing.T) {
+	t.Parallel()
+	d := open(t)
+	ctx := t.Context()
+	ids := []uuid.UUID{uuid.New(), uuid.New(), uuid.New()}
+	for _, id := range ids {
+		if err := d.RegisterController(ctx, Controller{ID: id, Name: "c"}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beat := func(id uuid.UUID, stable bool) time.Time {
+		at, err := d.Heartbeat(ctx, id, stable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return at
+	}
+	expect := func(since time.Time, stable, alive int) {
+		t.Helper()
+		if s, a, err := d.StableControllers(ctx, since); err != nil || s != stable || a != alive {
+			t.Errorf("%d of %d are stable (%v), want %d of %d", s, a, err, stable, alive)
+		}
+	}
+	first := beat(ids[0], true)
+	expect(first, 1, 3)
+	second := beat(ids[1], true)
+	expect(first, 2, 3)
+	expect(second, 1, 3) // the first one has said nothing since
+	beat(ids[0], false)
+	expect(first, 1, 3)
+	// A new start of the second one replaces its former one.
+	if err := d.RegisterController(ctx, Controller{ID: uuid.New(), Name: "c"}, ids[1:2]); err != nil {
+		t.Fatal(err)
+	}
+	expect(first, 0, 3)
+	if _, err := d.Heartbeat(ctx, ids[1], true); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a controller that is not registered: %v", err)
+	}
+}
+
+func TestAProbeOfASilentServerEndsSoon(t *testing.T) {
+	t.Parallel()
+	d, _, p := behindProxy(t)
+	if err := d.Probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.Stall()
+	began := time.Now()
+	if err := d.Probe(t.Context()); err == nil || time.Since(began) > 20*time.Second {
+		t.Errorf("a silent server: %v after %v", err, time.Since(began))
+	}
+	p.Heal()
+	if err := d.Probe(t.Context()); err != nil {
+		t.Errorf("healed: %v", err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -20,10 +21,11 @@ type field struct {
 // types holds the fields of each struct by the name of its schema.
 type types map[string]map[string]field
 
-// readTypes parses the structs of the packages.
+// readTypes parses the structs of the packages, the first one last, because its
+// structs may embed those of the others.
 func readTypes(root string, dirs []string) (types, error) {
 	all := types{}
-	for _, dir := range dirs {
+	for _, dir := range slices.Backward(dirs) {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
 		if err != nil {
 			return nil, err
@@ -76,6 +78,11 @@ func (t types) add(pkg, name string, st *ast.StructType) {
 	fields := map[string]field{}
 	for _, f := range st.Fields.List {
 		if len(f.Names) == 0 { // embedded: its fields are ours
+			if sel, ok := f.Type.(*ast.SelectorExpr); ok { // of a package that was read before
+				for k, v := range t[fieldOf(sel, "").goType] {
+					fields[k] = v
+				}
+			}
 			if id, ok := f.Type.(*ast.Ident); ok {
 				for known, inner := range t {
 					if known == pkg+"."+id.Name || known == strings.TrimSuffix(id.Name, "Body") {
