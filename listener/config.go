@@ -32,6 +32,8 @@ const (
 	defaultUnstableGrace = 10 * time.Second
 	defaultReclosePeriod = 30 * time.Second
 	defaultMinOpen       = 30 * time.Second
+	// defaultActivatedHold is longer than a quick restart takes.
+	defaultActivatedHold = 10 * time.Second
 
 	// defaultFirstByteTimeout ends clients that connect and say nothing.
 	defaultFirstByteTimeout = 3 * time.Second
@@ -85,6 +87,19 @@ type Config struct {
 	// every later change: two at most in twice MinOpen. 0: 30 s.
 	MinOpen time.Duration
 
+	// OnePort is for a program that needs no second port: there is no
+	// controller port, the public one opens in New, MarkStable and
+	// MarkUnstable do nothing, and Addr is the public address.
+	OnePort bool
+
+	// Activated are sockets that were passed to the program, see
+	// ActivatedFromEnv; they take the place of the addresses of their ports. A
+	// passed socket cannot refuse: while the public port is closed its clients
+	// wait in the kernel for ActivatedHold (0: 10 s), so that a quick restart
+	// loses none, and after that are reset until the program is stable.
+	Activated     []Socket
+	ActivatedHold time.Duration
+
 	// Retry paces what is tried again.
 	Retry RetryConfig
 
@@ -105,7 +120,8 @@ type Config struct {
 
 // PortConfig describes one port.
 type PortConfig struct {
-	// Addr is host:port as for net.Listen; port 0 takes a free one.
+	// Addr is host:port as for net.Listen, where port 0 takes a free one, or
+	// unix:/path, or, on Linux, unix:@name for a socket without a file.
 	Addr string
 	// TLS, if set, makes every connection of the port a TLS server connection.
 	TLS *tls.Config
@@ -133,6 +149,7 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.UnstableGrace, defaultUnstableGrace)
 	orDefault(&c.ReclosePeriod, defaultReclosePeriod)
 	orDefault(&c.MinOpen, defaultMinOpen)
+	orDefault(&c.ActivatedHold, defaultActivatedHold)
 	orDefault(&c.Retry.Min, defaultRetryMin)
 	orDefault(&c.Retry.Max, max(defaultRetryMax, c.Retry.Min))
 	orDefault(&c.Retry.ControllerLoss, defaultControllerLoss)
@@ -146,7 +163,7 @@ func (c Config) withDefaults() Config {
 func (c Config) rules() rules {
 	return rules{
 		openDelay: c.OpenDelay, grace: c.UnstableGrace, reclose: c.ReclosePeriod, minOpen: c.MinOpen,
-		barrier: c.OpenBarrier != nil && c.OpenBarrierTimeout > 0,
+		onePort: c.OnePort, barrier: c.OpenBarrier != nil && c.OpenBarrierTimeout > 0,
 	}
 }
 
@@ -166,8 +183,9 @@ func orDefault[T int | time.Duration](v *T, d T) {
 	}
 }
 
-// validate gives a *ConfigError that names every problem, or nil.
-func (c Config) validate() error {
+// validate gives a *ConfigError that names every problem, or nil. The address
+// of a port that has a passed socket means nothing.
+func (c Config) validate(given passed) error {
 	var problems []string
 	say := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	notNegative := func(name string, d time.Duration) {
@@ -175,23 +193,14 @@ func (c Config) validate() error {
 			say("%s must not be negative, is %v", name, d)
 		}
 	}
-	for _, p := range []struct {
-		name Port
-		cfg  PortConfig
-	}{{PortController, c.Controller}, {PortPublic, c.Public}} {
-		for _, err := range p.cfg.problems() {
-			say("%s: %s", p.name, err)
-		}
-	}
-	if n := portNumber(c.Controller.Addr); n != 0 && n == portNumber(c.Public.Addr) {
-		say("controller and public address both use port %d; give them different ports", n)
-	}
+	c.sayPorts(given, say)
 	notNegative("open delay", c.OpenDelay)
 	notNegative("open barrier timeout", c.OpenBarrierTimeout)
 	notNegative("open warn after", c.OpenWarnAfter)
 	notNegative("unstable grace", c.UnstableGrace)
 	notNegative("reclose period", c.ReclosePeriod)
 	notNegative("min open", c.MinOpen)
+	notNegative("activated hold", c.ActivatedHold)
 	notNegative("retry min", c.Retry.Min)
 	notNegative("retry max", c.Retry.Max)
 	notNegative("retry controller loss", c.Retry.ControllerLoss)
@@ -204,14 +213,50 @@ func (c Config) validate() error {
 	return nil
 }
 
-func (p PortConfig) problems() (list []string) {
+// sayPorts names the problems of the ports.
+func (c Config) sayPorts(given passed, say func(string, ...any)) {
+	problems := func(name Port, cfg PortConfig, s *passedSocket) {
+		list := cfg.problems()
+		if s == nil {
+			list = append(cfg.addrProblems(), list...)
+		}
+		for _, p := range list {
+			say("%s: %s", name, p)
+		}
+	}
+	if !c.OnePort {
+		problems(PortController, c.Controller, given.controller)
+	}
+	problems(PortPublic, c.Public, given.public)
+	if c.OnePort || given.controller != nil || given.public != nil {
+		return
+	}
+	if n := portNumber(c.Controller.Addr); n != 0 && n == portNumber(c.Public.Addr) {
+		say("controller and public address both use port %d; give them different ports", n)
+	}
+	if path, ok := unixPath(c.Controller.Addr); ok && c.Controller.Addr == c.Public.Addr {
+		say("controller and public address are both %s; give them different paths", path)
+	}
+}
+
+func (p PortConfig) addrProblems() (list []string) {
+	if path, ok := unixPath(p.Addr); ok {
+		if problem := unixProblem(path); problem != "" {
+			list = append(list, fmt.Sprintf("address %q %s", p.Addr, problem))
+		}
+		return list
+	}
 	if host, port, err := net.SplitHostPort(p.Addr); err != nil {
-		list = append(list, fmt.Sprintf("address %q is not host:port", p.Addr))
+		list = append(list, fmt.Sprintf("address %q is not host:port, unix:/path or unix:@name", p.Addr))
 	} else if _, err := net.DefaultResolver.LookupPort(context.Background(), "tcp", port); err != nil || port == "" {
 		list = append(list, fmt.Sprintf("address %q has no usable port number (0 to 65535)", p.Addr))
 	} else if strings.ContainsAny(host, " /") {
 		list = append(list, fmt.Sprintf("address %q has no usable host name", p.Addr))
 	}
+	return list
+}
+
+func (p PortConfig) problems() (list []string) {
 	if p.FirstByteTimeout < 0 || p.HandshakeTimeout < 0 || p.AcceptTimeout < 0 {
 		list = append(list, "timeouts must not be negative")
 	}
@@ -248,11 +293,8 @@ func resolve(ctx context.Context, addr string) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, err
 	}
-	if host == "" {
-		return netip.AddrPortFrom(netip.Addr{}, uint16(n)), nil
-	}
-	if ip, err := netip.ParseAddr(host); err == nil {
-		return netip.AddrPortFrom(ip.Unmap(), uint16(n)), nil
+	if ip, err := hostAddr(addr); err == nil {
+		return netip.AddrPortFrom(ip, uint16(n)), nil
 	}
 	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
@@ -268,6 +310,17 @@ func resolve(ctx context.Context, addr string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(best, uint16(n)), nil
 }
 
+// hostAddr gives the host part of addr: invalid when it is empty, an error
+// when it is a name.
+func hostAddr(addr string) (netip.Addr, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil || host == "" {
+		return netip.Addr{}, err
+	}
+	ip, err := netip.ParseAddr(host)
+	return ip.Unmap(), err
+}
+
 // addrPortOf reads the address of a listener; ok is false when it has no port.
 func addrPortOf(a net.Addr) (netip.AddrPort, bool) {
 	if t, ok := a.(*net.TCPAddr); ok {
@@ -278,11 +331,21 @@ func addrPortOf(a net.Addr) (netip.AddrPort, bool) {
 	return ap, err == nil
 }
 
-// withPort gives addr with its port replaced by that of bound.
-func withPort(addr string, bound netip.AddrPort) string {
+// withPort gives addr with its port replaced by that of bound; an address
+// without a port stays as it is.
+func withPort(addr string, bound net.Addr) string {
 	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return bound.String()
+	at, ok := addrPortOf(bound)
+	if err != nil || !ok {
+		return addr
 	}
-	return net.JoinHostPort(host, strconv.Itoa(int(bound.Port())))
+	return net.JoinHostPort(host, strconv.Itoa(int(at.Port())))
+}
+
+// display gives a bound address in the form that Config takes.
+func display(a net.Addr) string {
+	if u, ok := a.(*net.UnixAddr); ok {
+		return unixPrefix + u.Name
+	}
+	return a.String()
 }

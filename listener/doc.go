@@ -1,4 +1,4 @@
-// Package listener provides one net.Listener over two TCP ports that open at
+// Package listener provides one net.Listener over two ports that open at
 // different times: the controller port accepts from the start, the public port
 // only once the program has said that it is stable. It knows nothing of the
 // program that uses it; what it needs arrives in Config. It does not limit
@@ -61,6 +61,14 @@
 // Repeated and impossible requests do nothing. A public port that cannot be
 // opened is tried again, with a growing pause, and never disturbs the
 // controller port. OnPorts hears of every change of state.
+//
+// # Sockets of other kinds
+//
+// A port may be a unix socket (unix:/path, unix:@name) instead of TCP. Its file
+// exists while the port accepts; a stale one is removed first, a live one or
+// another file is left alone. Sockets that a service manager passed take the
+// place of addresses by Config.Activated; they are never shut down or unlinked.
+// Config.OnePort does without the controller port.
 //
 // # Operating systems
 //

@@ -9,6 +9,10 @@ import (
 	"time"
 )
 
+// refusedNotStable is the reason for clients of a passed socket that come while
+// the port is closed.
+const refusedNotStable = "not_stable"
+
 // driver does to the public socket what the phases ask for, until they are
 // closed. Its one goroutine is the only one that touches the socket.
 type driver struct {
@@ -16,6 +20,9 @@ type driver struct {
 	loop  chan error    // result of the accept loop; nil while there is none
 	pause time.Duration // before the next try to open
 	only  bool          // the admission was last told to take known clients alone
+
+	turns   chan struct{} // closed when the loop that turns clients away has ended; nil while there is none
+	turnsAt time.Time     // not to be tried before
 
 	ask      *asking       // the barrier, while it is asked or waits to be
 	askPause time.Duration // before it is asked once more
@@ -34,9 +41,9 @@ type asking struct {
 // runPublic drives the public port; loop is that of a port which is open
 // already.
 func (l *Listener) runPublic(loop chan error) {
-	defer l.pubSock.close()
 	d := &driver{Listener: l, loop: loop, pause: l.cfg.Retry.Min, askPause: l.cfg.Retry.Min}
 	d.warnAt = l.began.Add(l.cfg.OpenWarnAfter)
+	defer l.pubSock.close()
 	defer d.stopAsking()
 	for {
 		p, changed := l.state.follow()
@@ -46,6 +53,7 @@ func (l *Listener) runPublic(loop chan error) {
 		}
 		now := time.Now()
 		d.warn(&p, now)
+		d.turnAway(&p, now)
 		d.askBarrier(&p, now)
 		if at, ok := p.wantsOpen(); ok && !now.Before(at) {
 			d.open(&p)
@@ -75,6 +83,71 @@ func (d *driver) settle(p *phases) {
 	}
 }
 
+// turnAwayAt gives from when on clients of a closed port are reset; false where
+// they are refused by the kernel, or shall wait there. In settling the waiting
+// begins anew, because the port is about to open.
+func (d *driver) turnAwayAt(p *phases) (time.Time, bool) {
+	if !d.pubSock.passed || p.accepting() || p.state == StateClosed {
+		return time.Time{}, false
+	}
+	return latest(p.since.Add(d.cfg.ActivatedHold), d.turnsAt), true
+}
+
+// turnAway starts or ends the resetting of those who wait at a passed socket.
+func (d *driver) turnAway(p *phases, now time.Time) {
+	at, ok := d.turnAwayAt(p)
+	want := ok && !now.Before(at)
+	if want == (d.turns != nil) {
+		return
+	}
+	if !want {
+		d.stopTurning()
+		return
+	}
+	if err := d.pubSock.open(d.life); err != nil {
+		d.turnsAt = now.Add(d.cfg.Retry.Max)
+		d.cfg.Logger.Warn("clients of the closed public port cannot be turned away; they wait", "err", err)
+		return
+	}
+	ln, ended := d.pubSock.ln, make(chan struct{})
+	d.turns = ended
+	d.wg.Go(func() {
+		defer close(ended)
+		d.public.turnAway(ln)
+	})
+}
+
+func (d *driver) stopTurning() {
+	if d.turns == nil {
+		return
+	}
+	d.pubSock.stop()
+	<-d.turns
+	d.turns = nil
+}
+
+// turnAway accepts from ln and resets, until ln is closed or broken.
+func (p *port) turnAway(ln net.Listener) {
+	pause := time.Duration(0)
+	for {
+		nc, err := ln.Accept()
+		if err == nil {
+			pause = 0
+			p.refuse(refusedNotStable)
+			reset(nc)
+			nc.Close()
+			continue
+		}
+		if errors.Is(err, net.ErrClosed) || p.life.Err() != nil {
+			return
+		}
+		pause = min(max(2*pause, acceptPauseMin), acceptPauseMax)
+		if !sleep(p.life, pause) {
+			return
+		}
+	}
+}
+
 // refuse stops accepting and waits for the accept loop.
 func (d *driver) refuse() {
 	d.pubSock.stop()
@@ -87,8 +160,9 @@ func (d *driver) refuse() {
 
 // open tries to open the public port.
 func (d *driver) open(p *phases) {
+	d.stopTurning()
 	if err := d.pubSock.open(d.life); err != nil {
-		perr := newPortError(PortPublic, d.pubSock.addr.String(), "open", err)
+		perr := newPortError(PortPublic, d.pubSock.want, "open", err)
 		d.apply(event{kind: evFailed, epoch: p.epoch, reason: perr.Error(), err: perr, next: time.Now().Add(d.pause)})
 		d.pause = min(2*d.pause, d.cfg.Retry.Max)
 		return
@@ -118,7 +192,7 @@ func (d *driver) lost(err error) {
 	if err == nil {
 		err = net.ErrClosed // somebody closed a listener made by Config.Listen
 	}
-	perr := newPortError(PortPublic, d.pubSock.addr.String(), "accept", err)
+	perr := newPortError(PortPublic, d.pubSock.want, "accept", err)
 	d.apply(event{kind: evLost, reason: perr.Error(), err: perr, next: time.Now().Add(d.cfg.Retry.Min)})
 }
 
@@ -160,6 +234,9 @@ func (d *driver) next(p *phases) time.Time {
 		sooner(t)
 	}
 	if t, to := p.plan(); to != "" {
+		sooner(t)
+	}
+	if t, ok := d.turnAwayAt(p); ok && d.turns == nil {
 		sooner(t)
 	}
 	if !d.warnAt.IsZero() {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 )
@@ -55,6 +56,10 @@ func hint(err error) string {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return "another program holds this port: stop it, or choose another port"
+	case errors.Is(err, errNotASocket):
+		return "choose another path, or move the file away"
+	case errors.Is(err, syscall.EACCES) && ofPath(err):
+		return "this user may not make or use a socket there: check the folder's owner and mode"
 	case errors.Is(err, syscall.EACCES):
 		return "this user may not use ports below 1024: choose a higher one, or grant CAP_NET_BIND_SERVICE"
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
@@ -63,4 +68,13 @@ func hint(err error) string {
 		return "the host name does not resolve: write the IP address instead"
 	}
 	return ""
+}
+
+// ofPath reports whether err is about a unix socket and its file.
+func ofPath(err error) bool {
+	if _, ok := errors.AsType[*os.PathError](err); ok {
+		return true
+	}
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Net == "unix"
 }

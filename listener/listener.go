@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,7 +20,8 @@ type Listener struct {
 
 	controller, public *port
 	addr               net.Addr
-	pubSock            *publicSocket // runPublic's
+	conSock            *controllerSocket // runController's; nil with one port
+	pubSock            *publicSocket     // runPublic's
 
 	// life ends at Close; it is the lifetime of the goroutines below, not the
 	// context of any call.
@@ -42,50 +42,9 @@ type Listener struct {
 	refused     chan struct{} // closed when a drain has made the public port refuse
 }
 
-// New binds the controller port, which accepts at once, and reserves the
-// public one, which refuses until MarkStable. It fails with a *ConfigError or a
-// *PortError; then nothing is left behind. ctx bounds New alone.
-func New(ctx context.Context, cfg Config) (*Listener, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
-	met := newMetrics()
-	if err := met.register(cfg.Registerer); err != nil {
-		return nil, err
-	}
-	ln, err := cfg.listenFunc()(ctx, "tcp", cfg.Controller.Addr)
-	if err != nil {
-		met.unregister(cfg.Registerer)
-		return nil, newPortError(PortController, cfg.Controller.Addr, "listen", err)
-	}
-	sock, err := newPublicSocket(ctx, cfg)
-	if err != nil {
-		met.unregister(cfg.Registerer)
-		ln.Close()
-		return nil, newPortError(PortPublic, cfg.Public.Addr, "reserve", err)
-	}
-	l := assemble(cfg, met, ln.Addr(), sock)
-	l.start(ln)
-	if err := l.firstReport(ctx); err != nil {
-		_ = l.Close()
-		met.unregister(cfg.Registerer)
-		return nil, err
-	}
-	return l, nil
-}
-
-// listenFunc gives the way to make a listening socket.
-func (c Config) listenFunc() func(context.Context, string, string) (net.Listener, error) {
-	if c.Listen != nil {
-		return c.Listen
-	}
-	return (&net.ListenConfig{Control: tuneSocket}).Listen
-}
-
 // assemble puts the parts together; nothing runs yet.
-func assemble(cfg Config, met *metrics, addr net.Addr, sock *publicSocket) *Listener {
-	l := &Listener{cfg: cfg, met: met, addr: addr, pubSock: sock, began: time.Now(), refused: make(chan struct{})}
+func assemble(cfg Config, met *metrics, s sockets) *Listener {
+	l := &Listener{cfg: cfg, met: met, addr: s.addr(), conSock: s.controller, pubSock: s.public, began: time.Now(), refused: make(chan struct{})}
 	l.life, l.end = context.WithCancel(context.Background())
 	l.state = newMachine(cfg.rules(), l.changed)
 	if cfg.OnPorts != nil {
@@ -93,8 +52,7 @@ func assemble(cfg Config, met *metrics, addr net.Addr, sock *publicSocket) *List
 	}
 	l.controller = l.newPort(PortController, cfg.Controller)
 	l.public = l.newPort(PortPublic, cfg.Public)
-	own, _ := addrPortOf(addr)
-	l.state.bound(own, sock.addr)
+	l.state.bound(s.controller.addr(), s.public.at)
 	return l
 }
 
@@ -108,11 +66,17 @@ func (l *Listener) newPort(name Port, cfg PortConfig) *port {
 }
 
 // start runs the goroutines. Close waits for all but the notifier.
-func (l *Listener) start(ln net.Listener) {
+func (l *Listener) start() {
 	if l.note != nil {
 		go l.note.run() // ends after the report of StateClosed
 	}
-	l.wg.Go(func() { l.runController(ln) })
+	if l.cfg.OnePort {
+		loop := l.acceptPublic()
+		l.apply(event{kind: evOpened, reason: "the one port accepts"})
+		l.wg.Go(func() { l.runPublic(loop) })
+		return
+	}
+	l.wg.Go(l.runController)
 	l.wg.Go(func() { l.runPublic(nil) })
 	l.apply(event{kind: evBound, reason: "controller port accepts"})
 }
@@ -163,8 +127,9 @@ func (l *Listener) changed(from State, r PortReport) {
 // runController accepts on the controller port until Close. A socket that is
 // lost is made again; if that does not succeed in time the listener ends with
 // a *FatalError.
-func (l *Listener) runController(ln net.Listener) {
-	for ln != nil {
+func (l *Listener) runController() {
+	defer l.conSock.close()
+	for ln := l.conSock.ln; ln != nil; {
 		err := l.acceptController(ln)
 		if l.life.Err() != nil {
 			return
@@ -198,11 +163,9 @@ func (l *Listener) acceptController(ln net.Listener) error {
 // relisten makes the controller port's socket again. It returns nil when the
 // listener has ended.
 func (l *Listener) relisten(cause error) net.Listener {
-	own, _ := addrPortOf(l.addr)
-	want := withPort(l.cfg.Controller.Addr, own)
 	giveUp := time.Now().Add(l.cfg.Retry.ControllerLoss)
 	for pause := acceptPauseMin; ; pause = min(2*pause, acceptPauseMax) {
-		ln, err := l.cfg.listenFunc()(l.life, "tcp", want)
+		ln, err := l.conSock.listen(l.life)
 		if err == nil {
 			l.cfg.Logger.Info("controller port is back", "addr", l.addr)
 			return ln
@@ -212,7 +175,7 @@ func (l *Listener) relisten(cause error) net.Listener {
 		}
 		if time.Now().After(giveUp) {
 			l.cfg.Logger.Error("controller port lost for good", "addr", l.addr, "err", err)
-			fatal := &FatalError{Err: newPortError(PortController, want, "listen", err)}
+			fatal := &FatalError{Err: newPortError(PortController, l.conSock.want, "listen", err)}
 			l.fatal.Store(fatal)
 			l.shut("controller port lost: " + cause.Error())
 			return nil
@@ -255,7 +218,8 @@ func (l *Listener) closedErr() error {
 	return net.ErrClosed
 }
 
-// Addr is the address of the controller port; it never changes.
+// Addr is the address of the controller port, with Config.OnePort that of the
+// public one; it never changes.
 func (l *Listener) Addr() net.Addr { return l.addr }
 
 // Close frees both ports at once, resets every connection that Accept has not
@@ -298,7 +262,7 @@ func (l *Listener) WaitPublic(ctx context.Context) (net.Addr, error) {
 		r, changed := l.state.watch()
 		switch r.State {
 		case StateOpen, StateShedding:
-			return publicAddr(r.Public), nil
+			return l.pubSock.at, nil
 		case StateDraining, StateClosed:
 			return nil, net.ErrClosed
 		}
@@ -308,13 +272,6 @@ func (l *Listener) WaitPublic(ctx context.Context) (net.Addr, error) {
 			return nil, ctx.Err()
 		}
 	}
-}
-
-func publicAddr(list []netip.AddrPort) net.Addr {
-	if len(list) == 0 {
-		return &net.TCPAddr{}
-	}
-	return net.TCPAddrFromAddrPort(list[0])
 }
 
 // Refuse is the first part of Drain: when it returns, the public port refuses

@@ -73,7 +73,7 @@ func (m *metrics) zero() {
 	for _, p := range []Port{PortController, PortPublic} {
 		m.accepted.WithLabelValues(string(p))
 		m.conns.WithLabelValues(string(p))
-		for _, reason := range []string{refusedPendingFull, refusedAcceptWait} {
+		for _, reason := range []string{refusedPendingFull, refusedAcceptWait, refusedNotStable} {
 			m.refused.WithLabelValues(string(p), reason)
 		}
 	}

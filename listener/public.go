@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/netip"
 )
 
 // errNotReserved means that this system cannot hold a port without listening.
@@ -17,43 +16,55 @@ const lastQuietPort = 32767
 
 // publicSocket is the public port's place in the kernel. Where the system
 // allows it, the port is reserved from the start; otherwise its number is only
-// known, and bound again at each opening. Its methods are called by New and
-// then by one goroutine.
+// known, and bound again at each opening. A passed socket listens all the time.
+// Its methods are called by New and then by one goroutine.
 type publicSocket struct {
-	addr   netip.AddrPort // real, constant
-	want   string         // host as configured with the real port
-	listen func(ctx context.Context, network, address string) (net.Listener, error)
+	at     net.Addr // real, constant
+	want   string   // as configured, with the real port
+	listen func(ctx context.Context, address string) (net.Listener, error)
 	log    *slog.Logger
 
-	held *reservation // nil: not reserved
-	ln   net.Listener // nil: refusing
+	held   held         // nil: bound anew at each opening
+	passed bool         // held is a passed socket
+	ln     net.Listener // nil: refusing
+}
+
+// held is a socket that exists also while the port refuses.
+type held interface {
+	open() (net.Listener, error)
+	refuse() error
+	close()
 }
 
 // newPublicSocket finds out whether the port can be had, and keeps it if the
 // system allows.
-func newPublicSocket(ctx context.Context, cfg Config) (*publicSocket, error) {
-	s := &publicSocket{listen: cfg.listenFunc(), log: cfg.Logger}
-	if cfg.Listen == nil {
-		at, err := resolve(ctx, cfg.Public.Addr)
+func newPublicSocket(ctx context.Context, cfg Config, given *passedSocket) (*publicSocket, error) {
+	s := &publicSocket{listen: cfg.listenAt, log: cfg.Logger, want: cfg.Public.Addr}
+	if given != nil {
+		s.at, s.want, s.held, s.passed = given.addr, display(given.addr), given, true
+		return s, nil
+	}
+	if _, isUnix := unixPath(s.want); cfg.Listen == nil && !isUnix {
+		at, err := resolve(ctx, s.want)
 		if err != nil {
 			return nil, err
 		}
-		held, err := reserve(at)
+		r, err := reserve(at)
 		if err == nil {
-			s.held, s.addr = held, held.addr
-			s.want = withPort(cfg.Public.Addr, s.addr)
+			s.held, s.at = r, net.TCPAddrFromAddrPort(r.addr)
+			s.want = withPort(s.want, s.at)
 			return s, nil
 		}
 		if !errors.Is(err, errNotReserved) {
 			return nil, err
 		}
 	}
-	ln, err := s.listen(ctx, "tcp", cfg.Public.Addr)
+	ln, err := s.listen(ctx, s.want)
 	if err != nil {
 		return nil, err
 	}
-	s.addr, _ = addrPortOf(ln.Addr())
-	s.want = withPort(cfg.Public.Addr, s.addr)
+	s.at = ln.Addr()
+	s.want = withPort(s.want, s.at)
 	if err := ln.Close(); err != nil {
 		return nil, err
 	}
@@ -62,8 +73,8 @@ func newPublicSocket(ctx context.Context, cfg Config) (*publicSocket, error) {
 }
 
 func (s *publicSocket) warnUnreserved() {
-	if s.addr.Port() > lastQuietPort {
-		s.log.Warn("public port is not reserved while it is closed and outgoing connections may take its number; choose one below 32768", "addr", s.addr)
+	if at, ok := addrPortOf(s.at); ok && at.Port() > lastQuietPort {
+		s.log.Warn("public port is not reserved while it is closed and outgoing connections may take its number; choose one below 32768", "addr", display(s.at))
 	}
 }
 
@@ -80,7 +91,7 @@ func (s *publicSocket) open(ctx context.Context) error {
 		}
 		s.giveUpReservation(err)
 	}
-	ln, err := s.listen(ctx, "tcp", s.want)
+	ln, err := s.listen(ctx, s.want)
 	if err != nil {
 		return err
 	}
@@ -111,7 +122,7 @@ func (s *publicSocket) stop() {
 func (s *publicSocket) giveUpReservation(err error) {
 	s.held.close()
 	s.held = nil
-	s.log.Warn("public port could not be kept reserved; it is bound anew at each opening", "addr", s.addr, "err", err)
+	s.log.Warn("public port could not be kept reserved; it is bound anew at each opening", "addr", display(s.at), "err", err)
 	s.warnUnreserved()
 }
 

@@ -103,18 +103,20 @@ func TestReservationThatTheKernelLosesFallsBack(t *testing.T) {
 		Controller: PortConfig{Addr: "127.0.0.1:0"}, Public: PortConfig{Addr: "127.0.0.1:0"},
 		Logger: slog.New(slog.DiscardHandler),
 	}
-	s, err := newPublicSocket(t.Context(), cfg)
+	s, err := newPublicSocket(t.Context(), cfg, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.close()
-	want := s.addr
+	r := s.held.(*reservation)
+	want := r.addr
 	// Another number under the same socket: what an auto-assigned port does.
-	s.held.close()
-	if s.held, err = bindExactly(loopback()); err != nil {
+	r.close()
+	if r, err = bindExactly(loopback()); err != nil {
 		t.Fatal(err)
 	}
-	s.held.addr = want
+	r.addr = want
+	s.held = r
 	if err := s.open(t.Context()); err != nil {
 		t.Fatal(err)
 	}

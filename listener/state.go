@@ -1,6 +1,7 @@
 package listener
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -59,10 +60,15 @@ type PortReport struct {
 	Since      time.Time        // of this state
 	Controller []netip.AddrPort // where the controller port accepts
 	Public     []netip.AddrPort // where the public port accepts, or will
-	PublicOpen bool             // it takes connections, if only some (shedding)
-	OpensAt    time.Time        // when the public port is opened, or tried again; zero when not planned
-	Reason     string           // why this state was entered
-	Err        error            // why the public port could not be opened; nil otherwise
+	// Where a port is a unix socket its list is empty and its path is set, as
+	// unix:/path or unix:@name. With Config.OnePort both of the controller
+	// port's are empty.
+	ControllerPath, PublicPath string
+
+	PublicOpen bool      // it takes connections, if only some (shedding)
+	OpensAt    time.Time // when the public port is opened, or tried again; zero when not planned
+	Reason     string    // why this state was entered
+	Err        error     // why the public port could not be opened; nil otherwise
 
 	Stable     bool      // as the program last marked itself
 	MarkedAt   time.Time // since when
@@ -118,20 +124,13 @@ func (m *machine) follow() (phases, <-chan struct{}) {
 }
 
 // bound notes the addresses; it is called before the first event.
-func (m *machine) bound(controller, public netip.AddrPort) {
+func (m *machine) bound(controller, public net.Addr) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r := *m.snap.Load()
 	r.Controller, r.Public = addrs(controller), addrs(public)
+	r.ControllerPath, r.PublicPath = pathOf(controller), pathOf(public)
 	m.snap.Store(&r)
-}
-
-// addrs gives the list of the one address, empty when it is not known.
-func addrs(a netip.AddrPort) []netip.AddrPort {
-	if !a.IsValid() {
-		return nil
-	}
-	return []netip.AddrPort{a}
 }
 
 // apply lets an event happen. It gives the state left and the report of the

@@ -23,6 +23,7 @@ type Status struct {
 // PortStatus is one port of a Status.
 type PortStatus struct {
 	Addresses   []netip.AddrPort `json:"addresses"`
+	Path        string           `json:"path,omitempty"` // of a unix socket, as unix:/path; then there are no addresses
 	Open        bool             `json:"open"`
 	Conns       int              `json:"conns"`       // held now, those below included
 	Pending     int              `json:"pending"`     // not yet returned by Accept
@@ -39,8 +40,8 @@ func (l *Listener) Status() Status {
 	s := Status{
 		State: r.State, Since: r.Since, Reason: r.Reason, OpensAt: r.OpensAt,
 		Stable: r.Stable, MarkedAt: r.MarkedAt, MarkReason: r.MarkReason,
-		Controller:  l.controller.status(r.Controller, r.State != StateClosed),
-		Public:      l.public.status(r.Public, r.PublicOpen),
+		Controller:  l.controller.status(r.Controller, r.ControllerPath, r.State != StateClosed && !l.cfg.OnePort),
+		Public:      l.public.status(r.Public, r.PublicPath, r.PublicOpen),
 		Transitions: l.state.transitions(),
 	}
 	if r.Err != nil {
@@ -49,10 +50,10 @@ func (l *Listener) Status() Status {
 	return s
 }
 
-func (p *port) status(at []netip.AddrPort, open bool) PortStatus {
+func (p *port) status(at []netip.AddrPort, path string, open bool) PortStatus {
 	held, pending := p.counts()
 	return PortStatus{
-		Addresses: at, Open: open, Conns: held, Pending: pending,
+		Addresses: at, Path: path, Open: open, Conns: held, Pending: pending,
 		Handshaking: int(p.shakes.Load()), Accepted: p.total.Load(),
 	}
 }
