@@ -265,7 +265,8 @@ func TestBrowser(t *testing.T) {
 		run  func(*testing.T, *browser)
 	}{
 		{"pages", pagesAreClean},
-		{"sign in, submit and watch", signInSubmitAndWatch},
+		{"sign in, submit and watch", func(t *testing.T, b *browser) { signInSubmitAndWatch(t, b) }},
+		{"the same below a base path", func(t *testing.T, b *browser) { signInSubmitAndWatch(t, b, withBase("/ops/hg")) }},
 		{"live list", liveListKeepsItsRows},
 		{"output", outputIsFollowed},
 		{"stale", staleIsSaid},
@@ -376,17 +377,17 @@ func startingStatus() web.Status {
 
 // signInSubmitAndWatch walks the whole way with a mouse: a one-time link,
 // the form, and the task that completes while the page is open.
-func signInSubmitAndWatch(t *testing.T, b *browser) {
-	r := newRig(t)
+func signInSubmitAndWatch(t *testing.T, b *browser, options ...rigOption) {
+	r := newRig(t, options...)
 	v := r.add("dns-ams-01")
 	r.ready()
-	server := serve(t, r.handler)
+	site := serve(t, r.handler).URL + r.base
 	tb := b.open(t)
 	tb.resize(1280)
-	tb.do(chromedp.Navigate(server.URL+"/sign-in?code="+r.link("nora", auth.Operator)),
+	tb.do(chromedp.Navigate(site+"/sign-in?code="+r.link("nora", auth.Operator)),
 		chromedp.Click(`form .go`), chromedp.WaitVisible(`#mark`))
 	r.runner.Script(v.Num, func(a tasks.Assignment) tasktestAnswer { return tasktestAnswer{Silent: true} })
-	tb.do(chromedp.Navigate(server.URL+"/run?kind=core.sleep"), chromedp.SetValue(`[name="arg.seconds"]`, "2.5"), chromedp.Click(`#run .go`))
+	tb.do(chromedp.Navigate(site+"/run?kind=core.sleep"), chromedp.SetValue(`[name="arg.seconds"]`, "2.5"), chromedp.Click(`#run .go`))
 	tb.until(`document.body.innerText.includes("is submitted and on disk")`)
 	tb.until(`document.querySelector("h1").textContent.includes("core.sleep") && document.getElementById("mark-word").textContent === "Live"`)
 	tb.until(`document.querySelector(".head .st").textContent === "waiting-for-agent-response"`)

@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -46,6 +48,9 @@ type rig struct {
 	status   web.Status
 	base     string
 	counters web.Counters
+	proxies  []netip.Prefix // trusted
+	hosts    []string       // allowed
+	log      *slog.Logger   // of requests and sign-ins
 	cookies  map[auth.Role]string
 }
 
@@ -134,7 +139,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	}
 	authStore := authtest.NewStore()
 	var err error
-	if r.auth, err = auth.New(auth.Config{Store: authStore, CookiePath: r.base + "/"}); err != nil {
+	if r.auth, err = auth.New(auth.Config{Store: authStore, CookiePath: r.base + "/", AllowedHosts: r.hosts, Logger: r.log}); err != nil {
 		t.Fatal(err)
 	}
 	dashboard, err := web.New(web.Config{
@@ -149,7 +154,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 		Ready:    func() handlers.Readiness { return handlers.Readiness{Ready: true, Phase: "open"} },
 		Status:   func() handlers.Status { return handlers.Status{} },
 		Listener: func() listener.Status { return listener.Status{} },
-		Metrics:  http.NotFoundHandler(), Web: dashboard, BasePath: r.base,
+		Metrics:  http.NotFoundHandler(), Web: dashboard, BasePath: r.base, TrustedProxies: r.proxies, Logger: r.log,
 		OpenAPI: openapi.Document(r.base), Swagger: openapi.Swagger(), Reference: openapi.Reference(r.base),
 	})
 	for _, role := range []auth.Role{auth.Viewer, auth.Operator, auth.Admin} {
