@@ -74,7 +74,7 @@ func newRig(t testing.TB, change ...func(*handlers.Config)) *rig {
 		Status: func() handlers.Status {
 			return handlers.Status{Phase: "serving", Since: time.Now(), StartedAt: time.Now()}
 		},
-		Listener: func() listener.Status { return listener.Status{State: listener.StateOpen, Since: time.Now()} },
+		Listener: func() listener.Status { return listener.Status{State: listener.StateOpen, Since: time.Now(), Admission: listener.Admission{Limits: listener.Limits{Mode: listener.ModeEnforce}}} },
 		Version:  handlers.Version{Version: "test", Commit: "none", Go: "go1.27"},
 		Metrics:  promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), Registerer: reg,
 		OpenAPI: sharedPages().document, Swagger: sharedPages().swagger, Reference: sharedPages().reference,

@@ -41,14 +41,14 @@ func TestAcceptAfterCloseIsErrClosedForAll(t *testing.T) {
 	}
 }
 
-// TestRefusedConnectionsNeverReachServe resets 10,000 connections because the
-// public port has as many waiting as it may, under a running http.Server.
+// TestRefusedConnectionsNeverReachServe resets 10,000 connections because their
+// source holds as many as it may, under a running http.Server. Acceptance 21.
 func TestRefusedConnectionsNeverReachServe(t *testing.T) {
 	t.Parallel()
 	server, _ := certificate(t)
 	reg := prometheus.NewRegistry()
 	l := start(t, func(c *listener.Config) {
-		c.Public.TLS, c.Public.MaxPending, c.Registerer = server, 1, reg
+		c.Public.TLS, c.Limits.SourceConns, c.Registerer = server, 1, reg
 		c.Public.FirstByteTimeout, c.Public.HandshakeTimeout = time.Hour, time.Hour
 	})
 	srv := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
@@ -77,7 +77,7 @@ func TestRefusedConnectionsNeverReachServe(t *testing.T) {
 	wg.Wait()
 	transport := &http.Transport{}
 	wantWithin(t, "the next good client", 50*time.Millisecond, func() { get(t, transport, "http://"+l.Addr().String()) })
-	if got := metric(t, reg, "headgate_listener_refused_total", "public", "pending_full"); got != clients*each {
+	if got := metric(t, reg, "headgate_listener_refused_total", "public", "source_conns"); got != clients*each {
 		t.Errorf("%v refusals counted, want %d", got, clients*each)
 	}
 	select {
@@ -89,14 +89,14 @@ func TestRefusedConnectionsNeverReachServe(t *testing.T) {
 	<-ended
 }
 
-// TestCloseWithWaitingConnections is not parallel, so that the goroutines it
+// Acceptance 25. TestCloseWithWaitingConnections is not parallel, so that the goroutines it
 // counts are its own.
 func TestCloseWithWaitingConnections(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	server, _ := certificate(t)
 	const queued, shaking = 1000, 200
 	l := start(t, func(c *listener.Config) {
-		c.Controller.MaxPending = queued
+		c.Controller.MaxPending, c.Controller.MaxConns = queued, queued
 		c.Public.TLS, c.Public.FirstByteTimeout, c.Public.HandshakeTimeout = server, time.Hour, time.Hour
 		c.Controller.AcceptTimeout = time.Hour
 	})
@@ -391,7 +391,7 @@ func TestMetrics(t *testing.T) {
 		"headgate_listener_public_open":    {nil, 1},
 		"headgate_listener_state":          {[]string{"open"}, 1},
 		"headgate_listener_accepted_total": {[]string{"public"}, 1},
-		"headgate_listener_conns":          {[]string{"public"}, 1},
+		"headgate_listener_conns":          {[]string{"unknown", "public"}, 1},
 	} {
 		if got := metric(t, reg, name, tc.labels...); got != tc.want {
 			t.Errorf("%s%v is %v, want %v", name, tc.labels, got, tc.want)
@@ -404,7 +404,7 @@ func TestMetrics(t *testing.T) {
 		t.Errorf("seconds_to_public_open is %v", got)
 	}
 	c.Close()
-	if got := metric(t, reg, "headgate_listener_conns", "public"); got != 0 {
+	if got := metric(t, reg, "headgate_listener_conns", "unknown", "public"); got != 0 {
 		t.Errorf("conns is %v after close", got)
 	}
 	if _, err := listener.New(t.Context(), config(func(c *listener.Config) { c.Registerer = reg })); err == nil {

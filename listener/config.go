@@ -45,6 +45,12 @@ const (
 	// handshakesPerCPU and minHandshakes bound the work on keys at one moment.
 	handshakesPerCPU = 64
 	minHandshakes    = 128
+	// DefaultOpenRamp is the advised OpenRamp.
+	DefaultOpenRamp = 10 * time.Second
+
+	// defaultControllerConns is far above what operators, peers and scrapers
+	// need, and keeps a defect of one of them from taking all descriptors.
+	defaultControllerConns = 1024
 	// defaultMaxPending bounds the connections of one port that are accepted
 	// by the kernel but not yet by the program, and with them memory.
 	defaultMaxPending = 2048
@@ -103,6 +109,20 @@ type Config struct {
 	// Retry paces what is tried again.
 	Retry RetryConfig
 
+	// OpenRamp is how long after each opening the public rate grows from a
+	// quarter to all of it. It is taken as it stands; DefaultOpenRamp is the
+	// advised value.
+	OpenRamp time.Duration
+
+	// Limits bound the public port. UpdateLimits changes them later.
+	Limits Limits
+
+	// Classify, if set, says whom a TLS connection of either port has proved
+	// to be: a class (agent, controller or user) and a name that is unique
+	// within it, or nothing. It is called after the handshake and must not
+	// block.
+	Classify func(tls.ConnectionState) (Class, string)
+
 	// OnPorts, if set, hears of every change of state. It is called from one
 	// goroutine, in order, without a lock held; the first call has returned
 	// when New returns and the last one reports StateClosed. It may call the
@@ -130,8 +150,11 @@ type PortConfig struct {
 	HandshakeTimeout time.Duration // 0: 5 s, counted from accept; TLS only
 	AcceptTimeout    time.Duration // 0: 5 s waiting for a call of Accept
 
+	// What follows bounds the controller port; the public port has Limits.
+
 	MaxHandshakes int // 0: 64 per CPU, at least 128, at one moment
 	MaxPending    int // 0: 2,048 not yet returned by Accept; more are reset
+	MaxConns      int // 0: 1,024 held; more are reset
 }
 
 // RetryConfig paces what is tried again.
@@ -150,6 +173,7 @@ func (c Config) withDefaults() Config {
 	orDefault(&c.ReclosePeriod, defaultReclosePeriod)
 	orDefault(&c.MinOpen, defaultMinOpen)
 	orDefault(&c.ActivatedHold, defaultActivatedHold)
+	c.Limits = c.Limits.withDefaults(c.Public.TLS != nil)
 	orDefault(&c.Retry.Min, defaultRetryMin)
 	orDefault(&c.Retry.Max, max(defaultRetryMax, c.Retry.Min))
 	orDefault(&c.Retry.ControllerLoss, defaultControllerLoss)
@@ -171,13 +195,16 @@ func (p PortConfig) withDefaults() PortConfig {
 	orDefault(&p.HandshakeTimeout, defaultHandshakeTimeout)
 	orDefault(&p.FirstByteTimeout, min(defaultFirstByteTimeout, p.HandshakeTimeout))
 	orDefault(&p.AcceptTimeout, defaultAcceptTimeout)
-	orDefault(&p.MaxHandshakes, max(minHandshakes, handshakesPerCPU*runtime.GOMAXPROCS(0)))
+	orDefault(&p.MaxHandshakes, defaultHandshakes())
 	orDefault(&p.MaxPending, defaultMaxPending)
+	orDefault(&p.MaxConns, defaultControllerConns)
 	return p
 }
 
+func defaultHandshakes() int { return max(minHandshakes, handshakesPerCPU*runtime.GOMAXPROCS(0)) }
+
 // orDefault sets *v to d when it is zero.
-func orDefault[T int | time.Duration](v *T, d T) {
+func orDefault[T int | float64 | time.Duration](v *T, d T) {
 	if *v == 0 {
 		*v = d
 	}
@@ -194,6 +221,7 @@ func (c Config) validate(given passed) error {
 		}
 	}
 	c.sayPorts(given, say)
+	problems = append(problems, c.Limits.problems()...)
 	notNegative("open delay", c.OpenDelay)
 	notNegative("open barrier timeout", c.OpenBarrierTimeout)
 	notNegative("open warn after", c.OpenWarnAfter)
@@ -201,6 +229,7 @@ func (c Config) validate(given passed) error {
 	notNegative("reclose period", c.ReclosePeriod)
 	notNegative("min open", c.MinOpen)
 	notNegative("activated hold", c.ActivatedHold)
+	notNegative("open ramp", c.OpenRamp)
 	notNegative("retry min", c.Retry.Min)
 	notNegative("retry max", c.Retry.Max)
 	notNegative("retry controller loss", c.Retry.ControllerLoss)
@@ -263,7 +292,7 @@ func (p PortConfig) problems() (list []string) {
 	if p.FirstByteTimeout > p.HandshakeTimeout {
 		list = append(list, fmt.Sprintf("first byte timeout %v is more than the handshake timeout %v", p.FirstByteTimeout, p.HandshakeTimeout))
 	}
-	if p.MaxHandshakes < 0 || p.MaxPending < 0 {
+	if p.MaxHandshakes < 0 || p.MaxPending < 0 || p.MaxConns < 0 {
 		list = append(list, "limits must not be negative")
 	}
 	return list

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"headgate/listener/admission"
 )
 
 // Port names one of the two ports.
@@ -22,6 +24,10 @@ const (
 // ConnInfo is what the listener knows of a connection.
 type ConnInfo struct {
 	Port          Port
+	Source        admission.Key // whom it came from, by address
+	Class         Class         // what is held of the peer by now
+	Identity      string        // whom the peer has proved to be by now; "" before
+	Shed          bool          // the port is too full: answer 429 with RetryAfter and "Connection: close"
 	AcceptedAt    time.Time     // when the kernel handed it over
 	TLS           bool          // a handshake was made
 	HandshakeTook time.Duration // from the first byte to the end of the handshake; 0 without TLS
@@ -37,7 +43,15 @@ func keepAlive() net.KeepAliveConfig {
 type conn struct {
 	net.Conn
 	port *port
-	info ConnInfo // complete when Accept returns it, unchanged afterwards
+	info ConnInfo            // complete when Accept returns it, unchanged afterwards
+	who  atomic.Pointer[who] // what the peer has proved; nil before
+
+	// What the door goes by; guarded by the port's mu.
+	source  *admission.Source
+	charged bool // counts among the connections of source
+	budget  bool // counts among those of who
+	busy    bool // has a handshake place of source
+	waits   bool // stands in the queue
 
 	// first holds the byte that was read to see whether the client speaks;
 	// the handshake reads it again. Only the one reader touches both.
@@ -55,6 +69,14 @@ func (c *conn) Read(b []byte) (int, error) {
 		return 1, nil
 	}
 	return c.Conn.Read(b)
+}
+
+// class gives what is held of the peer by now.
+func (c *conn) class() Class {
+	if w := c.who.Load(); w != nil {
+		return w.class
+	}
+	return c.info.Class
 }
 
 // awaitFirst waits until the client has sent something.
@@ -119,12 +141,12 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) {
 
 type infoKey struct{}
 
-// ConnContext is for http.Server.ConnContext: it adds the ConnInfo of c to
-// ctx. A connection that is not from a Listener leaves ctx as it is.
+// ConnContext is for http.Server.ConnContext: it adds what is known
+// of c to ctx. A connection that is not from a Listener leaves ctx as it is.
 func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	for c != nil {
 		if own, ok := c.(*conn); ok {
-			return context.WithValue(ctx, infoKey{}, own.info)
+			return context.WithValue(ctx, infoKey{}, own)
 		}
 		outer, ok := c.(interface{ NetConn() net.Conn })
 		if !ok {
@@ -135,8 +157,15 @@ func ConnContext(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// InfoFrom gives what ConnContext added.
+// InfoFrom gives what is known by now of the connection that ConnContext added.
 func InfoFrom(ctx context.Context) (ConnInfo, bool) {
-	info, ok := ctx.Value(infoKey{}).(ConnInfo)
-	return info, ok
+	c, ok := ctx.Value(infoKey{}).(*conn)
+	if !ok {
+		return ConnInfo{}, false
+	}
+	info := c.info
+	if w := c.who.Load(); w != nil {
+		info.Class, info.Identity = w.class, w.id
+	}
+	return info, true
 }

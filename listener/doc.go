@@ -1,8 +1,8 @@
 // Package listener provides one net.Listener over two ports that open at
 // different times: the controller port accepts from the start, the public port
 // only once the program has said that it is stable. It knows nothing of the
-// program that uses it; what it needs arrives in Config. It does not limit
-// rates, speak HTTP or decide what stable means.
+// program that uses it; what it needs arrives in Config. It does not
+// speak HTTP or decide what stable means.
 //
 // # Why two ports
 //
@@ -40,6 +40,25 @@
 // TLS connection is handed out as *tls.Conn itself, as HTTP/2 needs it; name
 // "h2" in NextProtos of the port's tls.Config to have it. Certificates can be
 // changed without a restart by GetConfigForClient or GetCertificate.
+//
+// # Who is let in
+//
+// The public port lets sources in by turn. A source (one IPv4 address, one IPv6
+// /64) that comes faster than its rate waits in its own part of a fair queue,
+// and delays nobody else; all together are paced too, since every handshake
+// costs processor time. Known sources (named by SetKnown, or with a login in
+// the last day) have a higher rate and four of five turns, strangers never less
+// than the fifth. A handler that has made out whom a request is from says so by
+// Authenticated: then the connection is charged to that identity, and many
+// members behind one address do not take each other's places.
+//
+// Whoever must be refused is reset before the handshake, which costs least on
+// both sides and is not mistaken for a broken protocol. Between the soft and
+// the hard cap of connections they are let in with ConnInfo.Shed set, so that
+// the program can say why and when to come back (RetryAfter). The controller
+// port has none of this, only caps of its own: a flood on the public port does
+// not reach it. Limits names every limit; UpdateLimits changes them at work,
+// and the mode observe counts without refusing.
 //
 // # States
 //

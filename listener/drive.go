@@ -133,7 +133,7 @@ func (p *port) turnAway(ln net.Listener) {
 		nc, err := ln.Accept()
 		if err == nil {
 			pause = 0
-			p.refuse(refusedNotStable)
+			p.refuse(refusedNotStable, 1)
 			reset(nc)
 			nc.Close()
 			continue

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -52,30 +51,42 @@ func (p *port) handshake(c *conn) (*tls.Conn, error) {
 		return nil, fmt.Errorf("%w: %w", errNoFirst, err)
 	}
 	began, end := time.Now(), at.Add(p.cfg.HandshakeTimeout)
-	if err := p.takeSlot(end); err != nil {
+	if err := p.slots.take(p.life, end); err != nil {
 		return nil, err
 	}
-	defer func() { <-p.slots }()
+	defer p.slots.give()
 	if err := c.SetDeadline(end); err != nil {
 		return nil, err
 	}
 	tc := tls.Server(c, p.cfg.TLS)
-	if err := shake(p.life, tc); err != nil {
+	w, err := p.shake(tc)
+	c.info.HandshakeTook = time.Since(began)
+	if err != nil {
 		return nil, err
 	}
-	c.info.TLS, c.info.HandshakeTook = true, time.Since(began)
+	c.info.TLS = true
+	if w.id != "" {
+		p.identify(c, w)
+	}
 	return tc, c.SetDeadline(time.Time{})
 }
 
-// shake makes the handshake. A panic in a callback of the tls.Config ends this
-// connection, not the program, as it would under http.Server.
-func shake(ctx context.Context, tc *tls.Conn) (err error) {
+// shake makes the handshake and asks who the peer has proved to be. A panic in
+// a callback ends this connection, not the program, as it would under
+// http.Server.
+func (p *port) shake(tc *tls.Conn) (w who, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &panicError{value: v, stack: debug.Stack()}
 		}
 	}()
-	return tc.HandshakeContext(ctx)
+	if err := tc.HandshakeContext(p.life); err != nil {
+		return w, err
+	}
+	if p.classify != nil {
+		w.class, w.id = p.classify(tc.ConnectionState())
+	}
+	return w, nil
 }
 
 // panicError carries what a callback of the tls.Config panicked with.
@@ -86,25 +97,6 @@ type panicError struct {
 
 func (e *panicError) Error() string { return fmt.Sprintf("panic in the handshake: %v", e.value) }
 
-// takeSlot waits for a handshake slot until end.
-func (p *port) takeSlot(end time.Time) error {
-	select {
-	case p.slots <- struct{}{}:
-		return nil
-	default:
-	}
-	timer := time.NewTimer(time.Until(end))
-	defer timer.Stop()
-	select {
-	case p.slots <- struct{}{}:
-		return nil
-	case <-timer.C:
-		return errNoSlot
-	case <-p.life.Done():
-		return net.ErrClosed
-	}
-}
-
 // handshakeFailed counts the failure and ends the connection.
 func (p *port) handshakeFailed(c *conn, err error) {
 	if p.life.Err() != nil {
@@ -114,7 +106,7 @@ func (p *port) handshakeFailed(c *conn, err error) {
 	reason := failure(err)
 	p.met.handshakeFailures.WithLabelValues(reason).Inc()
 	if pe, ok := errors.AsType[*panicError](err); ok {
-		p.log.Error("callback of the TLS configuration panicked", "port", p.name, "err", err, "stack", string(pe.stack))
+		p.log.Error("callback of the handshake panicked", "port", p.name, "err", err, "stack", string(pe.stack))
 	}
 	p.log.Debug("handshake not made", "port", p.name, "reason", reason, "remote", c.RemoteAddr().String(), "err", err)
 	switch rh, ok := errors.AsType[tls.RecordHeaderError](err); {

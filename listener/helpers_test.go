@@ -27,11 +27,21 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds every wait of a test that should not have to wait long.
 const patience = 10 * time.Second
 
-// config gives a Config with free ports, no delay and quick retries.
+// wide gives limits that no test meets that does not mean to.
+func wide() listener.Limits {
+	return listener.Limits{
+		PublicRate: listener.Rate{PerSecond: 1e6, Burst: 1e6}, SourceRate: listener.Rate{PerSecond: 1e6, Burst: 1e6},
+		SourceConns: 1e6, HandshakesPerSource: 1e6, Handshakes: 1e6, MaxConns: 1e6, FDReserve: 1,
+	}
+}
+
+// config gives a Config with free ports, no delay, wide limits and quick
+// retries.
 func config(change ...func(*listener.Config)) listener.Config {
 	cfg := listener.Config{
 		Controller: listener.PortConfig{Addr: "127.0.0.1:0"},
 		Public:     listener.PortConfig{Addr: "127.0.0.1:0"},
+		Limits:     wide(),
 		Retry:      listener.RetryConfig{Min: 5 * time.Millisecond, Max: 20 * time.Millisecond},
 	}
 	for _, c := range change {

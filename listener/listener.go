@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,7 @@ type Listener struct {
 	began time.Time
 
 	controller, public *port
+	door               *door // the public port's
 	addr               net.Addr
 	conSock            *controllerSocket // runController's; nil with one port
 	pubSock            *publicSocket     // runPublic's
@@ -52,17 +54,23 @@ func assemble(cfg Config, met *metrics, s sockets) *Listener {
 	}
 	l.controller = l.newPort(PortController, cfg.Controller)
 	l.public = l.newPort(PortPublic, cfg.Public)
+	l.public.slots.set(cfg.Limits.Handshakes)
+	l.door = newDoor(l.public, cfg.Limits, cfg.OpenRamp, l.began)
+	l.public.door = l.door
+	l.onOpening, l.onShed = l.door.opening, l.door.onlyKnown
+	met.live.watch(l)
 	l.state.bound(s.controller.addr(), s.public.at)
 	return l
 }
 
 func (l *Listener) newPort(name Port, cfg PortConfig) *port {
-	return &port{
+	p := &port{
 		name: name, cfg: cfg, life: l.life, log: l.cfg.Logger, met: l.met, wg: &l.wg,
-		ready: make(chan net.Conn),
-		slots: make(chan struct{}, cfg.MaxHandshakes),
-		conns: make(map[*conn]bool),
+		ready: make(chan net.Conn), classify: l.cfg.Classify,
+		conns: make(map[*conn]bool), classes: make(map[Class]int),
 	}
+	p.slots.set(cfg.MaxHandshakes)
+	return p
 }
 
 // start runs the goroutines. Close waits for all but the notifier.
@@ -70,6 +78,7 @@ func (l *Listener) start() {
 	if l.note != nil {
 		go l.note.run() // ends after the report of StateClosed
 	}
+	l.wg.Go(func() { l.door.run(l.life) })
 	if l.cfg.OnePort {
 		loop := l.acceptPublic()
 		l.apply(event{kind: evOpened, reason: "the one port accepts"})
@@ -254,6 +263,11 @@ func (l *Listener) MarkStable(reason string) { l.apply(event{kind: evStable, rea
 // live connections are kept. MarkStable ends it. Repeated calls do nothing but
 // change the reason shown.
 func (l *Listener) MarkUnstable(reason string) { l.apply(event{kind: evUnstable, reason: reason}) }
+
+// SetKnown replaces the list of addresses whose connections are known: those
+// of paired agents and trusted proxies, for example. They are served first, and
+// have a higher rate. Sources of a login are known without being listed.
+func (l *Listener) SetKnown(known []netip.Prefix) { l.door.setKnown(known) }
 
 // WaitPublic waits until the public port accepts and gives its address. It
 // returns ctx's error, or net.ErrClosed when the port will not open any more.

@@ -11,7 +11,11 @@ import (
 type metrics struct {
 	accepted          *prometheus.CounterVec
 	refused           *prometheus.CounterVec
-	conns             *prometheus.GaugeVec
+	wouldRefuse       *prometheus.CounterVec
+	shed              prometheus.Counter
+	queueWait         prometheus.Histogram
+	handshakes        *prometheus.HistogramVec
+	live              *liveMetrics
 	state             *prometheus.GaugeVec
 	transitions       *prometheus.CounterVec
 	publicLate        prometheus.Gauge
@@ -38,30 +42,33 @@ func newMetrics() *metrics {
 	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: name, Help: help}, labels)
 	}
+	value := func(name, help string) prometheus.Gauge {
+		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: ns, Subsystem: sub, Name: name, Help: help})
+	}
+	seconds := func(name, help string, buckets ...float64) prometheus.HistogramOpts {
+		return prometheus.HistogramOpts{Namespace: ns, Subsystem: sub, Name: name, Help: help, Buckets: buckets}
+	}
 	m := &metrics{
 		accepted:          counter("accepted_total", "Connections accepted from the kernel.", "port"),
 		refused:           counter("refused_total", "Connections reset by the listener before the program saw them.", "port", "reason"),
-		conns:             gauge("conns", "Connections held now, from accept to close.", "port"),
+		wouldRefuse:       counter("would_refuse_total", "Connections let in by the mode observe that the mode enforce would have refused.", "reason"),
 		state:             gauge("state", "1 for the state the listener is in, 0 for the others.", "state"),
 		transitions:       counter("transitions_total", "Changes of the listener's state.", "from", "to"),
 		handshakeFailures: counter("handshake_failures_total", "TLS handshakes that did not succeed.", "reason"),
 		acceptErrors:      counter("accept_errors_total", "Errors of accept; none of them reaches the program.", "port", "errno"),
-		publicOpen: prometheus.NewGauge(prometheus.GaugeOpts{
+		publicOpen:        value("public_open", "1 while the public port accepts."),
+		secondsToOpen:     value("seconds_to_public_open", "From the start of the listener to the first opening of the public port; 0 before."),
+		publicLate:        value("public_late", "1 when the public port did not open within the time after which a warning is due, until it opens."),
+		live:              newLiveMetrics(),
+		shed: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: ns, Subsystem: sub,
-			Name: "public_open", Help: "1 while the public port accepts.",
+			Name: "shed_total", Help: "Connections delivered above the soft cap, to be answered with 429.",
 		}),
-		secondsToOpen: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: ns, Subsystem: sub,
-			Name: "seconds_to_public_open", Help: "From the start of the listener to the first opening of the public port; 0 before.",
-		}),
-		publicLate: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: ns, Subsystem: sub,
-			Name: "public_late", Help: "1 when the public port did not open within the time after which a warning is due, until it opens.",
-		}),
-		callback: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: ns, Subsystem: sub,
-			Name: "callback_seconds", Help: "What calls of OnPorts took.", Buckets: []float64{.001, .01, .1, 1, 10},
-		}),
+		queueWait: prometheus.NewHistogram(seconds("queue_wait_seconds",
+			"From accept to admission, for connections admitted to the public port.", .001, .01, .1, .5, 1, 2, 5)),
+		handshakes: prometheus.NewHistogramVec(seconds("handshake_seconds",
+			"From the first byte to the end of the TLS handshake.", .001, .005, .01, .05, .1, .5, 1, 5), []string{"port", "result"}),
+		callback: prometheus.NewHistogram(seconds("callback_seconds", "What calls of OnPorts took.", .001, .01, .1, 1, 10)),
 	}
 	m.zero()
 	return m
@@ -72,10 +79,15 @@ func newMetrics() *metrics {
 func (m *metrics) zero() {
 	for _, p := range []Port{PortController, PortPublic} {
 		m.accepted.WithLabelValues(string(p))
-		m.conns.WithLabelValues(string(p))
-		for _, reason := range []string{refusedPendingFull, refusedAcceptWait, refusedNotStable} {
+		for _, reason := range reasons(p) {
 			m.refused.WithLabelValues(string(p), reason)
 		}
+		for _, result := range []string{shookOK, shookFailed} {
+			m.handshakes.WithLabelValues(string(p), result)
+		}
+	}
+	for _, reason := range append(doorReasons(), softCap) {
+		m.wouldRefuse.WithLabelValues(reason)
 	}
 	for _, s := range allStates() {
 		m.state.WithLabelValues(string(s))
@@ -90,7 +102,10 @@ func (m *metrics) zero() {
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.accepted, m.refused, m.conns, m.state, m.transitions, m.publicOpen, m.publicLate, m.callback, m.secondsToOpen, m.handshakeFailures, m.acceptErrors}
+	return []prometheus.Collector{
+		m.accepted, m.refused, m.wouldRefuse, m.shed, m.queueWait, m.handshakes, m.live, m.state, m.transitions,
+		m.publicOpen, m.publicLate, m.callback, m.secondsToOpen, m.handshakeFailures, m.acceptErrors,
+	}
 }
 
 // register adds all of them to reg, or none. It does nothing without a reg.
@@ -130,6 +145,21 @@ func (m *metrics) entered(from State, r PortReport) {
 		m.publicLate.Set(0)
 	}
 	m.publicOpen.Set(open)
+}
+
+// Values of the label result.
+const (
+	shookOK     = "ok"
+	shookFailed = "failed"
+)
+
+// shook notes the end of a handshake; one that has not begun took no time.
+func (m *metrics) shook(p Port, took time.Duration, err error) {
+	result := shookOK
+	if err != nil {
+		result = shookFailed
+	}
+	m.handshakes.WithLabelValues(string(p), result).Observe(took.Seconds())
 }
 
 // opened notes how long the first opening took.

@@ -23,7 +23,32 @@ const (
 const (
 	refusedPendingFull = "pending_full" // MaxPending connections wait already
 	refusedAcceptWait  = "accept_wait"  // the program did not call Accept in time
+	refusedHardCap     = "hard_cap"     // the port holds as many as it may
+	refusedFD          = "fd"           // the descriptors left are for other things
+	refusedShedding    = "shedding"     // only known sources are admitted now
+	refusedSourceConns = "source_conns" // the source holds as many as it may
+	refusedRateSource  = "rate_source"  // the source comes faster than it may, for too long
+	refusedQueueFull   = "queue_full"   // too many wait, and others have fewer
+	refusedQueueWait   = "queue_wait"   // it waited too long
+	refusedNotOpen     = "not_open"     // the listener ends
 )
+
+// softCap is a reason of would_refuse_total alone: above the soft cap
+// connections are delivered, and counted by shed_total.
+const softCap = "soft_cap"
+
+// reasons lists what a port refuses for.
+func reasons(p Port) []string {
+	if p == PortController {
+		return []string{refusedPendingFull, refusedAcceptWait, refusedHardCap, refusedFD, refusedNotOpen}
+	}
+	return append(doorReasons(), refusedAcceptWait, refusedNotOpen, refusedNotStable)
+}
+
+// doorReasons lists what the limits refuse for.
+func doorReasons() []string {
+	return []string{refusedHardCap, refusedFD, refusedShedding, refusedSourceConns, refusedRateSource, refusedQueueFull, refusedQueueWait}
+}
 
 // port is what both ports have in common: it takes connections from the
 // kernel, makes the handshake, and offers them to Accept.
@@ -34,20 +59,30 @@ type port struct {
 	log    *slog.Logger
 	met    *metrics
 	ready  chan net.Conn // to Accept
-	slots  chan struct{} // one for each handshake under way
+	door   *door         // nil: everybody is admitted, within MaxConns and MaxPending
+	spare  spare         // the accept loop's
+	slots  slots         // one for each handshake under way
 	total  atomic.Uint64 // accepted so far
 	shakes atomic.Int64  // connections in or before their handshake
 	wg     *sync.WaitGroup
+	socket atomic.Pointer[net.Listener] // the one accepted from now
 
-	mu      sync.Mutex
+	classify func(tls.ConnectionState) (Class, string) // may be nil
+
+	mu      sync.Mutex     // guards what follows, and the door
 	conns   map[*conn]bool // every connection held; true once Accept returned it
 	pending int            // how many of them are false
+	classes map[Class]int  // how many are of which class
 	empty   chan struct{}  // if not nil, closed when conns becomes empty
 	ended   bool           // abortPending was called; newcomers are refused
 }
 
 // acceptLoop takes connections from ln until ln is closed (nil) or lost.
 func (p *port) acceptLoop(ln net.Listener) error {
+	p.socket.Store(&ln)
+	defer p.socket.Store(nil)
+	p.spare.open()
+	defer p.spare.close()
 	pause := time.Duration(0)
 	for {
 		nc, err := ln.Accept()
@@ -68,6 +103,9 @@ func (p *port) acceptLoop(ln net.Listener) error {
 				p.log.Warn("accept pauses", "port", p.name, "err", err)
 			}
 			pause = min(max(2*pause, acceptPauseMin), acceptPauseMax)
+			if outOfFiles(err) {
+				p.refuse(refusedFD, p.spare.refuseWaiting(ln))
+			}
 			if !sleep(p.life, pause) {
 				return nil
 			}
@@ -115,21 +153,50 @@ func judge(err error) (string, verdict) {
 	return "other", acceptLost
 }
 
-// admit takes a connection in, or resets it when too many wait.
+// admit takes a connection in, or resets it when there is no room for it.
 func (p *port) admit(nc net.Conn) {
 	p.total.Add(1)
 	p.met.accepted.WithLabelValues(string(p.name)).Inc()
-	if t, ok := nc.(*net.TCPConn); ok {
-		_ = t.SetKeepAliveConfig(keepAlive()) // a socket that refuses it is broken, and its reads will say so
-	}
-	c := &conn{Conn: nc, port: p, info: ConnInfo{Port: p.name, AcceptedAt: time.Now()}}
-	if !p.remember(c) {
-		p.refuse(refusedPendingFull)
-		reset(nc)
-		nc.Close()
+	c := &conn{Conn: nc, port: p, info: ConnInfo{Port: p.name, Source: sourceOf(nc), Class: ClassUnknown, AcceptedAt: time.Now()}}
+	if p.door != nil {
+		p.door.arrive(c)
 		return
 	}
+	if why := p.remember(c); why != "" {
+		p.discard(c, why)
+		return
+	}
+	p.start(c)
+}
+
+// start begins what leads an admitted connection to Accept. A plain one goes
+// there at once if somebody waits for it.
+func (p *port) start(c *conn) {
+	if t, ok := c.Conn.(*net.TCPConn); ok {
+		_ = t.SetKeepAliveConfig(keepAlive()) // a socket that refuses it is broken, and its reads will say so
+	}
+	if p.cfg.TLS == nil {
+		p.judge(c)
+		select {
+		case p.ready <- c:
+			return
+		default:
+		}
+	}
 	p.wg.Go(func() { p.prepare(c) })
+}
+
+// judge sets the last of what a connection's info says before it is delivered.
+func (p *port) judge(c *conn) {
+	if p.door != nil {
+		p.door.full(c)
+	}
+}
+
+// discard resets a connection before the program has seen it.
+func (p *port) discard(c *conn, why string) {
+	p.refuse(why, 1)
+	c.abort()
 }
 
 // prepare makes the handshake where there is one and offers the connection.
@@ -141,10 +208,15 @@ func (p *port) prepare(c *conn) {
 	p.shakes.Add(1)
 	tc, err := p.handshake(c)
 	p.shakes.Add(-1)
+	p.met.shook(p.name, c.info.HandshakeTook, err)
+	if p.door != nil {
+		p.door.handshakeEnded(c, err != nil && p.life.Err() == nil)
+	}
 	if err != nil {
 		p.handshakeFailed(c, err)
 		return
 	}
+	p.judge(c)
 	p.deliver(c, tc)
 }
 
@@ -155,28 +227,39 @@ func (p *port) deliver(c *conn, out net.Conn) {
 	select {
 	case p.ready <- out:
 	case <-timer.C:
-		p.refuse(refusedAcceptWait)
+		p.refuse(refusedAcceptWait, 1)
 		c.abort()
 	case <-p.life.Done():
 		c.abort()
 	}
 }
 
-func (p *port) refuse(reason string) {
-	p.met.refused.WithLabelValues(string(p.name), reason).Inc()
+func (p *port) refuse(why string, n int) {
+	p.met.refused.WithLabelValues(string(p.name), why).Add(float64(n))
 }
 
-// remember notes a new connection; false means that there is no room for it.
-func (p *port) remember(c *conn) bool {
+// remember notes a new connection of a port without a door, or gives the
+// reason why there is no room for it.
+func (p *port) remember(c *conn) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended || p.pending >= p.cfg.MaxPending {
-		return false
+	switch {
+	case p.ended:
+		return refusedNotOpen
+	case p.pending >= p.cfg.MaxPending:
+		return refusedPendingFull
+	case len(p.conns) >= p.cfg.MaxConns:
+		return refusedHardCap
 	}
+	p.keep(c)
+	return ""
+}
+
+// keep counts a connection from now on; the caller holds mu.
+func (p *port) keep(c *conn) {
 	p.conns[c] = false
 	p.pending++
-	p.met.conns.WithLabelValues(string(p.name)).Inc()
-	return true
+	p.classes[c.info.Class]++
 }
 
 // handedOut notes that Accept returned the connection that carries nc.
@@ -205,7 +288,10 @@ func (p *port) forget(c *conn) {
 	if !out {
 		p.pending--
 	}
-	p.met.conns.WithLabelValues(string(p.name)).Dec()
+	p.classes[c.class()]--
+	if p.door != nil {
+		p.door.left(c)
+	}
 	if len(p.conns) == 0 && p.empty != nil {
 		close(p.empty)
 		p.empty = nil

@@ -112,7 +112,7 @@ func TestSilentClientsDelayNobody(t *testing.T) {
 	const silent, firstByte = 500, 3 * time.Second
 	reg := prometheus.NewRegistry()
 	l, addr, trust := startTLS(t, func(c *listener.Config) {
-		c.Public.FirstByteTimeout, c.Public.MaxHandshakes, c.Registerer = firstByte, 8, reg
+		c.Public.FirstByteTimeout, c.Limits.Handshakes, c.Registerer = firstByte, 8, reg
 	})
 	began := time.Now()
 	var conns []net.Conn
@@ -195,7 +195,7 @@ func TestWaitingForASlotEndsAtTheDeadline(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
 	_, addr, trust := startTLS(t, func(c *listener.Config) {
-		c.Public.MaxHandshakes, c.Public.HandshakeTimeout, c.Registerer = 1, time.Second, reg
+		c.Limits.Handshakes, c.Limits.HandshakesPerSource, c.Public.HandshakeTimeout, c.Registerer = 1, 1, time.Second, reg
 	})
 	for range 3 { // one takes the slot and keeps it, the others wait for it
 		slow, err := net.Dial("tcp", addr)

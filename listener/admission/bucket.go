@@ -7,8 +7,8 @@ import (
 
 // Rate is what a bucket refills by and how much it holds.
 type Rate struct {
-	PerSecond float64
-	Burst     float64
+	PerSecond float64 `json:"per_second"`
+	Burst     float64 `json:"burst"`
 }
 
 // Times gives the rate multiplied by f, burst included.
@@ -140,6 +140,12 @@ func (p *Pacer) Take(now time.Time) bool {
 	}
 	p.level--
 	return true
+}
+
+// Give puts one token back.
+func (p *Pacer) Give(now time.Time) {
+	p.settle(now)
+	p.level = min(p.level+1, p.burst(now))
 }
 
 // ReadyAt gives the moment to try again, now if a token is there. During a

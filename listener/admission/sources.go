@@ -36,6 +36,7 @@ type Source struct {
 	factor float64 // 1, or SiteFactor
 
 	conns      int // held and not yet charged to an identity
+	busy       int // between Begin and End
 	knownUntil time.Time
 	listed     bool   // SetKnown names it
 	listGen    uint64 // for which list that holds
@@ -60,13 +61,17 @@ type SourceView struct {
 	Conns   int
 	Refused uint64
 	Known   bool
+	// Overflow marks the sum of all that found no place in the table.
+	Overflow bool
 }
 
 // RefusalView is what was refused of one source since it was last told.
 type RefusalView struct {
-	Key   Key
-	Count uint64
-	Why   string // the last reason
+	Key Key
+	// Overflow marks the sum of all that found no place in the table.
+	Overflow bool
+	Count    uint64
+	Why      string // the last reason
 }
 
 // Sources is a bounded table of sources. When it is full and holds no idle one,
@@ -278,6 +283,18 @@ func (t *Sources) Hold(s *Source, limit int) bool {
 // Release notes that a connection has ended or is charged to another.
 func (t *Sources) Release(s *Source) { s.conns-- }
 
+// CanBegin reports whether the source has less than limit times its factor
+// under way; 0 is no limit.
+func (t *Sources) CanBegin(s *Source, limit int) bool {
+	return limit <= 0 || s.busy < limit*int(s.factor)
+}
+
+// Begin notes that work for the source begins, End that it has ended.
+func (t *Sources) Begin(s *Source) { s.busy++ }
+
+// End notes that work for the source has ended.
+func (t *Sources) End(s *Source) { s.busy-- }
+
 // maxUntold bounds the sources that one summary of refusals names.
 const maxUntold = 32
 
@@ -300,7 +317,7 @@ func (t *Sources) Refuse(s *Source, why string) {
 // sum of the sources beyond the first few.
 func (t *Sources) TakeRefusals() (list []RefusalView, rest uint64) {
 	for _, s := range t.untold {
-		list = append(list, RefusalView{Key: s.key, Count: s.untold, Why: s.untoldWhy})
+		list = append(list, RefusalView{Key: s.key, Overflow: s == &t.overflow, Count: s.untold, Why: s.untoldWhy})
 		s.untold = 0
 	}
 	rest = t.untoldRest
@@ -322,7 +339,7 @@ func (t *Sources) Top(now time.Time, n int) []SourceView {
 		if s.conns == 0 && s.refused == 0 {
 			return
 		}
-		v := SourceView{Key: s.key, Conns: s.conns, Refused: s.refused, Known: t.Known(now, s)}
+		v := SourceView{Key: s.key, Conns: s.conns, Refused: s.refused, Known: t.Known(now, s), Overflow: s == &t.overflow}
 		at, _ := slices.BinarySearchFunc(top, v, compareViews)
 		if at < n {
 			top = slices.Insert(top, at, v)
@@ -378,7 +395,7 @@ func (t *Sources) evict(now time.Time) bool {
 // reconsider drops a source that is as good as new. One that is not goes to
 // the end of the line, so that the next search looks at others.
 func (t *Sources) reconsider(now time.Time, s *Source) bool {
-	idle := s.conns == 0 && s.uses == 0 && s.untold == 0 && !now.Before(s.knownUntil) && s.bucket.Full(now, t.rateOf(now, s))
+	idle := s.conns == 0 && s.busy == 0 && s.uses == 0 && s.untold == 0 && !now.Before(s.knownUntil) && s.bucket.Full(now, t.rateOf(now, s))
 	t.unlink(s)
 	if !idle {
 		t.link(now, s)
