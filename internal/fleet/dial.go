@@ -51,7 +51,9 @@ func newDialer(l Limits, p dialPolicy) *dialer {
 // link is one connection, or the attempt at one, and what gRPC would flatten
 // to text: the first error of its transport and the state of its TLS.
 type link struct {
-	address string // as configured
+	address  string // as configured
+	answered func() // hears that the peer has taken the connection; set before the first call, or nil
+
 	mu      sync.Mutex
 	remote  string // as dialled, once known
 	err     error
@@ -98,6 +100,8 @@ func (d *dialer) connect(ctx context.Context, target string, l *link) (net.Conn,
 	conn, err := nd.DialContext(ctx, "tcp", target)
 	if err != nil {
 		l.note(err)
+	} else if l.answered != nil {
+		l.answered()
 	}
 	return conn, err
 }

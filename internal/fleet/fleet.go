@@ -65,6 +65,11 @@ type Config struct {
 	// HasWork says whether tasks wait for an agent; such agents are dialled
 	// first. It must not block; nil = nobody knows.
 	HasWork func(tasks.AgentNum) bool
+	// ProbeLag gives how long this controller lately took to answer its own
+	// probe (p95). The pace of dials follows it after a start and after the
+	// loss of many agents: from 100 ms on it does not grow, from 500 ms on it
+	// halves. It must not block; nil = no brake.
+	ProbeLag func() time.Duration
 
 	Logger     *slog.Logger          // nil = discard
 	Registerer prometheus.Registerer // nil = not exported
@@ -120,13 +125,16 @@ func New(cfg Config) (*Fleet, error) {
 	if cfg.HasWork == nil {
 		cfg.HasWork = func(tasks.AgentNum) bool { return false }
 	}
+	m := newMetrics(cfg.Registerer)
+	g := newGate(cfg.Limits, cfg.ProbeLag, m.sawDialWait)
+	registerGate(cfg.Registerer, g)
 	return &Fleet{
 		cfg:      cfg,
 		log:      cfg.Logger.With("component", "fleet"),
-		metrics:  newMetrics(cfg.Registerer),
+		metrics:  m,
 		reg:      newRegistry(),
 		dialer:   newDialer(cfg.Limits, dialPolicy{allowLoopback: cfg.AllowLoopback, deny: cfg.Deny}),
-		gate:     newGate(cfg.Limits),
+		gate:     g,
 		pairs:    pairLimiter{perMinute: cfg.Limits.PairsPerMinute},
 		messages: sync.Pool{New: newMessages},
 		reload:   make(chan struct{}, 1),

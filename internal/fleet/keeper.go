@@ -72,9 +72,10 @@ func (f *Fleet) startLocked(m *member, lease tasks.Lease) {
 
 // keep holds a connection to one agent until ctx ends.
 func (f *Fleet) keep(ctx context.Context, m *member, lease tasks.Lease) {
-	failures := 0
+	failures, silent := 0, false
 	for ctx.Err() == nil {
-		s, t := f.open(ctx, m, lease)
+		s, t := f.open(ctx, m, lease, silent)
+		silent = s == nil && t.cause == CauseTimeout
 		if s != nil {
 			f.setHealth(ctx, m, HealthConnected, func(l *Live) {
 				l.Address, l.Kinds = s.address, s.kinds
@@ -104,18 +105,23 @@ func (f *Fleet) keep(ctx context.Context, m *member, lease tasks.Lease) {
 		if s == nil && failures == 1 {
 			f.log.Info("agent cannot be reached", "agent", m.id, "cause", t.cause, "err", t)
 		}
-		rest(ctx, m.kick, wait)
+		if rest(ctx, m.kick, wait) {
+			silent = false // somebody has reason to think that it will answer
+		}
 	}
 }
 
-func rest(ctx context.Context, kick <-chan struct{}, d time.Duration) {
+// rest waits for d, or less if it is kicked.
+func rest(ctx context.Context, kick <-chan struct{}, d time.Duration) (kicked bool) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 	case <-kick:
+		return true
 	case <-t.C:
 	}
+	return false
 }
 
 // delay is the pause after so many failures in a row. The random part is
@@ -125,20 +131,24 @@ func delay(l Limits, failures int) time.Duration {
 	return time.Duration(d * (1 - backoffJitter*rand.Float64()))
 }
 
-// open dials the agent's addresses in order until a session stands.
-func (f *Fleet) open(ctx context.Context, m *member, lease tasks.Lease) (*session, *trouble) {
-	p, err := f.gate.enter(ctx, f.cfg.HasWork(m.num))
+// open dials the agent's addresses in order until a session stands; silent says
+// that the last dial had no answer.
+func (f *Fleet) open(ctx context.Context, m *member, lease tasks.Lease, silent bool) (*session, *trouble) {
+	p, err := f.gate.enter(ctx, caller{agent: m.num, urgent: f.cfg.HasWork(m.num), silent: silent})
 	if err != nil {
 		return nil, endOf(ctx)
 	}
 	defer p.leave()
+	at := attempt{m: m, lease: lease, answered: p.answered}
 	m.mu.Lock()
-	addresses, pin := m.row.Addresses, m.row.SPKI
+	addresses := m.row.Addresses
+	at.pin = m.row.SPKI
 	m.mu.Unlock()
 	t := &trouble{cause: CauseNoAddress, sentence: "no address is known"}
 	for _, address := range addresses {
 		var s *session
-		if s, t = f.openAt(ctx, m, lease, pin, address); s != nil {
+		at.address = address
+		if s, t = f.openAt(ctx, at); s != nil {
 			f.metrics.dials.WithLabelValues("connected").Inc()
 			return s, nil
 		}

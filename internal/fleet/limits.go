@@ -1,12 +1,18 @@
 package fleet
 
-import "time"
+import (
+	"runtime"
+	"time"
+)
 
 // Defaults of Limits.
 const (
 	// defaultDials bounds the handshakes under way at once: enough to keep two
 	// cores busy, few enough that none of them waits long.
 	defaultDials = 64
+	// dialsPerCPU is the pace of dials that is reached at most, for each
+	// processor: a handshake with all around it takes about a millisecond.
+	dialsPerCPU = 1000
 	// defaultSlowDials bounds the dials that have no answer yet and so cost
 	// nothing but a descriptor; see gate.
 	defaultSlowDials = 1024
@@ -77,6 +83,7 @@ const (
 // Limits are the numbers of the fleet; zero values take the defaults.
 type Limits struct {
 	Dials          int // handshakes under way at once
+	DialRate       int // dials begun in a second at most; the pace grows up to it, see ramp
 	SlowDials      int // dials without an answer beyond those
 	SlowAfter      time.Duration
 	ConnectTimeout time.Duration
@@ -97,6 +104,7 @@ type Limits struct {
 
 func (l Limits) withDefaults() Limits {
 	set(&l.Dials, defaultDials)
+	set(&l.DialRate, dialsPerCPU*runtime.GOMAXPROCS(0))
 	set(&l.SlowDials, defaultSlowDials)
 	set(&l.SlowAfter, defaultSlowAfter)
 	set(&l.ConnectTimeout, defaultConnectTimeout)

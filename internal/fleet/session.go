@@ -47,14 +47,24 @@ type session struct {
 	writers sync.WaitGroup
 }
 
+// attempt is one dial to one address of an agent.
+type attempt struct {
+	m        *member
+	lease    tasks.Lease
+	pin      [32]byte
+	address  string
+	answered func() // hears that the peer has taken the connection
+}
+
 // openAt makes a connection and exchanges Hello and Welcome.
-func (f *Fleet) openAt(ctx context.Context, m *member, lease tasks.Lease, pin [32]byte, address string) (*session, *trouble) {
-	dial := f.agentDial(m, pin)
-	cc, l, err := f.dialer.client(address, pki.DialAgent(dial))
+func (f *Fleet) openAt(ctx context.Context, a attempt) (*session, *trouble) {
+	dial := f.agentDial(a.m, a.pin)
+	cc, l, err := f.dialer.client(a.address, pki.DialAgent(dial))
 	if err != nil {
-		return nil, &trouble{cause: CauseAddressRefused, sentence: "the address cannot be used", address: address, err: err}
+		return nil, &trouble{cause: CauseAddressRefused, sentence: "the address cannot be used", address: a.address, err: err}
 	}
-	s := &session{f: f, m: m, lease: lease, address: address, cc: cc}
+	l.answered = a.answered
+	s := &session{f: f, m: a.m, lease: a.lease, address: a.address, cc: cc}
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	welcome, err := s.greet()
 	if err == nil {
