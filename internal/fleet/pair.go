@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"errors"
+	"io"
 	"strings"
 	"sync"
 	"time"
@@ -206,7 +207,7 @@ func (p *pairing) greet(ctx context.Context) error {
 		Version: pki.PairingVersion, Nonce: nonce[:], Id: p.f.cfg.ControllerID.String(),
 		Name: p.authority.Fleet(), Software: p.f.cfg.Version, TokenId: id[:],
 	}
-	if err := stream.Send(&agentpb.PairRequest{Msg: &agentpb.PairRequest_Hello{Hello: mine}}); err != nil {
+	if err := p.send(&agentpb.PairRequest{Msg: &agentpb.PairRequest_Hello{Hello: mine}}); err != nil {
 		return p.explain(err)
 	}
 	reply, err := stream.Recv()
@@ -217,6 +218,15 @@ func (p *pairing) greet(ctx context.Context) error {
 		return broken("its greeting cannot be understood", nil)
 	}
 	return p.transcribe(nonce)
+}
+
+// send passes a message on. Of a stream that the agent has ended already it
+// learns only that it is over; the Recv that follows says why.
+func (p *pairing) send(m *agentpb.PairRequest) error {
+	if err := p.stream.Send(m); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }
 
 // transcribe collects what both sides must agree on, from what was seen here.
@@ -250,7 +260,7 @@ func (p *pairing) transcribe(nonce pki.Nonce) error {
 func (p *pairing) prove() (csr []byte, err error) {
 	p.tried = true
 	confirm := &agentpb.PairConfirm{Tag: pki.ControllerTag(p.token.Secret(), &p.proof)}
-	if err := p.stream.Send(&agentpb.PairRequest{Msg: &agentpb.PairRequest_Confirm{Confirm: confirm}}); err != nil {
+	if err := p.send(&agentpb.PairRequest{Msg: &agentpb.PairRequest_Confirm{Confirm: confirm}}); err != nil {
 		return nil, p.explain(err)
 	}
 	reply, err := p.stream.Recv()
