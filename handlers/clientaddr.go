@@ -99,9 +99,14 @@ func peerOf(r *http.Request) netip.Addr {
 
 // located gives the request as its client meant it: its context says where it
 // comes from, its host is the one in the client's address line, and its path
-// has no base path. The host is still checked against the names allowed.
+// has no base path. The host is still checked against the names allowed. No
+// proxy stands before the controller port, so nobody speaks for others there.
 func (s *server) located(r *http.Request, c *call) *http.Request {
-	c.client = proxies(s.cfg.TrustedProxies).client(r)
+	trusted := proxies(s.cfg.TrustedProxies)
+	if len(trusted) > 0 && s.cfg.OnControllerPort(r) {
+		trusted = nil
+	}
+	c.client = trusted.client(r)
 	r = r.WithContext(auth.WithClient(context.WithValue(r.Context(), callKey{}, c), c.client))
 	if c.client.Via.IsValid() {
 		if host := lastOf(r.Header, headerForwardedHost); host != "" {

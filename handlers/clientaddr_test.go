@@ -33,6 +33,7 @@ func behind(t *testing.T, trusted ...string) func(remote string, header http.Hea
 			_ = json.NewEncoder(w).Encode(seen{c.Addr, c.Via, c.Secure, r.Host})
 		})
 	})
+	r.public.Store(true)
 	return func(remote string, header http.Header) seen {
 		t.Helper()
 		req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/", nil)
@@ -126,6 +127,7 @@ func TestSchemeAndHostOfTrustedProxies(t *testing.T) {
 func TestForwardedHostMustBeAllowed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(cfg *handlers.Config) { cfg.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} })
+	r.public.Store(true)
 	status := func(remote string) int {
 		req := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/healthz", nil)
 		req.RemoteAddr = remote
@@ -140,12 +142,17 @@ func TestForwardedHostMustBeAllowed(t *testing.T) {
 	if got := status("198.51.100.9:1"); got != http.StatusOK {
 		t.Errorf("a stranger's header: %d", got)
 	}
+	r.public.Store(false)
+	if got := status("10.1.2.3:1"); got != http.StatusOK {
+		t.Errorf("at the controller port, where no proxy stands: %d", got)
+	}
 }
 
 // Over a proxy that ends TLS, the cookie is for TLS only.
 func TestCookieIsSecureBehindAProxyWithTLS(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(cfg *handlers.Config) { cfg.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} })
+	r.public.Store(true)
 	for remote, secure := range map[string]bool{"10.1.2.3:1": true, "198.51.100.9:1": false} {
 		req := r.request(t, "POST", "/api/v1/session", `{"token":"`+r.tokens[auth.Admin]+`"}`, "", map[string]string{"X-Forwarded-Proto": "https"})
 		req.RemoteAddr = remote
