@@ -24,7 +24,7 @@ func newServeCommand() *cobra.Command {
 			tuneMemory(os.LookupEnv)
 			c, err := controller.New(cfg, controller.Options{
 				Version: version, Logger: newLogger(cfg.LogLevel),
-				ServiceManager: controller.ServiceManagerFrom(os.LookupEnv, os.Getpid()),
+				ServiceManager: controller.ServiceManagerFrom(os.LookupEnv, os.Getpid()), Activation: true,
 			})
 			if err != nil {
 				return err

@@ -41,6 +41,7 @@ type Config struct {
 	DrainLead           time.Duration
 	DrainSpread         time.Duration
 	DrainTimeout        time.Duration
+	ActivatedHold       time.Duration
 	LogLevel            string
 }
 
@@ -52,6 +53,7 @@ const (
 	defaultOpenDelay      = 2 * time.Second // settles what the start stirred up
 	defaultDrainSpread    = 5 * time.Second
 	defaultDrainTimeout   = 30 * time.Second
+	defaultActivatedHold  = 10 * time.Second // longer than a quick restart takes
 )
 
 // DefaultConfig gives the configuration before file, environment and flags.
@@ -64,6 +66,7 @@ func DefaultConfig() Config {
 		OpenDelay:      defaultOpenDelay,
 		DrainSpread:    defaultDrainSpread,
 		DrainTimeout:   defaultDrainTimeout,
+		ActivatedHold:  defaultActivatedHold,
 		LogLevel:       "info",
 	}
 }
@@ -109,6 +112,7 @@ func Keys() []Key {
 		span("drain-lead", "how long the public port goes on at a stop after /readyz has failed", func(c *Config) *time.Duration { return &c.DrainLead }),
 		span("drain-spread", "time over which a stop ends event streams and waits, at most half of drain-timeout", func(c *Config) *time.Duration { return &c.DrainSpread }),
 		span("drain-timeout", "how long a stop waits for open requests after drain-lead", func(c *Config) *time.Duration { return &c.DrainTimeout }),
+		span("activated-hold", "how long connections to a closed public port wait if its socket was passed by systemd; then they are reset", func(c *Config) *time.Duration { return &c.ActivatedHold }),
 		text("log-level", "debug, info, warn or error", func(c *Config) *string { return &c.LogLevel }),
 	}
 }

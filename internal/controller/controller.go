@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -27,6 +28,9 @@ type Options struct {
 	Logger  *slog.Logger // nil = discard
 
 	ServiceManager ServiceManager
+	// Activation takes the sockets that the service manager passed to this
+	// process in place of the addresses of the settings.
+	Activation bool
 }
 
 // Endpoints says where a controller is reached. URLs have no trailing slash;
@@ -131,6 +135,13 @@ func (c *Controller) bind() error {
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
 	}
+	var passed []listener.Socket
+	if c.opts.Activation {
+		var err error
+		if passed, err = listener.ActivatedFromEnv(); err != nil {
+			return err
+		}
+	}
 	l, err := listener.New(context.Background(), listener.Config{
 		Controller: listener.PortConfig{Addr: c.cfg.ControllerAddr, TLS: pki.ControllerPort(c.state.port, c.state.roots)},
 		Public:     listener.PortConfig{Addr: c.cfg.PublicAddr, TLS: public},
@@ -139,19 +150,38 @@ func (c *Controller) bind() error {
 		OpenBarrier:        c.awaitMajority,
 		OpenBarrierTimeout: listener.DefaultOpenBarrierTimeout,
 
-		OnPorts:    c.onPorts,
-		Logger:     c.log,
-		Registerer: c.registry,
+		OnPorts:       c.onPorts,
+		Activated:     passed,
+		ActivatedHold: c.cfg.ActivatedHold,
+		Logger:        c.log,
+		Registerer:    c.registry,
 	})
 	if err != nil {
 		return err
 	}
 	c.listener = l
+	if err := c.checkPassed(); err != nil {
+		return errors.Join(err, l.Close())
+	}
 	starting, err := c.startingHandler()
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
 	c.handler.Store(&starting)
+	return nil
+}
+
+// checkPassed refuses plain HTTP beyond this machine as validate does, for the
+// address that counts: a passed socket may have another one than the settings.
+func (c *Controller) checkPassed() error {
+	if c.cfg.publicTLS() || c.cfg.ProxyTLS {
+		return nil
+	}
+	for _, at := range c.listener.Ports().Public {
+		if !at.Addr().IsLoopback() {
+			return fmt.Errorf("the public port would be served at %s, without TLS beyond this machine; give tls-cert-file and tls-key-file, or proxy-tls if a proxy ends TLS", at)
+		}
+	}
 	return nil
 }
 
