@@ -514,7 +514,8 @@ func (d *door) takeBack(now time.Time, c *conn) {
 	_ = c.Close()
 }
 
-// tell logs what was refused since the last time, one line for each source.
+// tell logs what was refused since the last time, one line for each source,
+// and counts the part of the source that had most of it.
 func (d *door) tell(now time.Time) {
 	d.p.mu.Lock()
 	list, rest := d.sources.TakeRefusals()
@@ -528,15 +529,20 @@ func (d *door) tell(now time.Time) {
 	line := func(source string, n uint64, why string) {
 		d.p.log.Warn("connections over the limits", "port", d.p.name, "source", source, "count", n, "reason", why, "mode", mode, "within", within)
 	}
+	var most uint64
 	for _, v := range list {
 		if v.Overflow {
 			rest += v.Count
 			continue
 		}
+		most = max(most, v.Count)
 		line(v.Key.String(), v.Count, v.Why)
 	}
 	if rest > 0 {
 		line("others", rest, "various")
+	}
+	if mode == ModeEnforce {
+		d.p.met.topRefused.Add(float64(most))
 	}
 }
 

@@ -13,6 +13,7 @@ type metrics struct {
 	refused           *prometheus.CounterVec
 	wouldRefuse       *prometheus.CounterVec
 	shed              prometheus.Counter
+	topRefused        prometheus.Counter
 	queueWait         prometheus.Histogram
 	handshakes        *prometheus.HistogramVec
 	live              *liveMetrics
@@ -60,6 +61,10 @@ func newMetrics() *metrics {
 		secondsToOpen:     value("seconds_to_public_open", "From the start of the listener to the first opening of the public port; 0 before."),
 		publicLate:        value("public_late", "1 when the public port did not open within the time after which a warning is due, until it opens."),
 		live:              newLiveMetrics(),
+		topRefused: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: ns, Subsystem: sub,
+			Name: "refused_top_source_total", Help: "Of the refused connections those of the source that had most of them, counted every ten seconds.",
+		}),
 		shed: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: ns, Subsystem: sub,
 			Name: "shed_total", Help: "Connections delivered above the soft cap, to be answered with 429.",
@@ -103,7 +108,7 @@ func (m *metrics) zero() {
 
 func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{
-		m.accepted, m.refused, m.wouldRefuse, m.shed, m.queueWait, m.handshakes, m.live, m.state, m.transitions,
+		m.accepted, m.refused, m.wouldRefuse, m.shed, m.topRefused, m.queueWait, m.handshakes, m.live, m.state, m.transitions,
 		m.publicOpen, m.publicLate, m.callback, m.secondsToOpen, m.handshakeFailures, m.acceptErrors,
 	}
 }
