@@ -185,6 +185,7 @@ func TestControllerConnectionsAreAcceptedFirst(t *testing.T) {
 	})
 }
 
+// Acceptance 23.
 func TestAcceptErrorsStayInside(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

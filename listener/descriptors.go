@@ -36,12 +36,11 @@ func (l *fdLook) scarce(c net.Conn, reserve int) bool {
 }
 
 const (
-	// refuseAtOnce bounds the clients that one use of the spare descriptor
-	// refuses.
-	refuseAtOnce = 64
-	// refuseWithin bounds the time that it takes; a client that waits is
-	// accepted at once.
-	refuseWithin = 10 * time.Millisecond
+	// refuseInARow bounds the clients that are refused by the spare descriptor
+	// before accept pauses.
+	refuseInARow = 64
+	// spareWait bounds the wait for a client that was there already.
+	spareWait = 10 * time.Millisecond
 )
 
 // spare is one descriptor kept so that clients can be refused when there are
@@ -61,29 +60,51 @@ func (s *spare) close() {
 	}
 }
 
-// refuseWaiting gives the spare up, refuses who waits at ln, and takes it back.
-// It gives the number refused.
-func (s *spare) refuseWaiting(ln net.Listener) (n int) {
+// accept gives the spare up to accept the client that waits at ln. If there is
+// a descriptor to spare by then, the client is returned; else it is refused.
+func (s *spare) accept(ln net.Listener) (c net.Conn, refused bool) {
 	bounded, ok := ln.(interface{ SetDeadline(t time.Time) error })
-	if !ok || s.file == nil || bounded.SetDeadline(time.Now().Add(refuseWithin)) != nil {
-		return 0
+	if !ok || s.file == nil || bounded.SetDeadline(time.Now().Add(spareWait)) != nil {
+		s.open()
+		return nil, false
 	}
 	s.close()
-	for n < refuseAtOnce {
-		c, err := ln.Accept()
-		if err != nil {
-			break
-		}
-		reset(c)
-		c.Close()
-		n++
-	}
-	s.open()
+	c, err := ln.Accept()
 	_ = bounded.SetDeadline(time.Time{}) // a closed listener says so at the next Accept
-	return n
+	s.open()
+	if err != nil {
+		return nil, false
+	}
+	if s.file != nil {
+		return c, false
+	}
+	reset(c)
+	c.Close()
+	s.open()
+	return nil, true
 }
 
-// outOfFiles reports whether err says that no descriptor is left.
-func outOfFiles(err error) bool {
+// outOfFiles takes in that accept found no descriptor: the client that waits
+// is let in after all or refused, so that it does not hang. It reports whether
+// accept should pause; row counts what was refused since it last did.
+func (p *port) outOfFiles(ln net.Listener, row *int) bool {
+	nc, refused := p.spare.accept(ln)
+	if nc != nil {
+		*row = 0
+		p.admit(nc)
+		return false
+	}
+	if *row++; refused {
+		p.refuse(refusedFD, 1)
+		if *row < refuseInARow {
+			return false
+		}
+	}
+	*row = 0
+	return true
+}
+
+// noFiles reports whether err says that no descriptor is left.
+func noFiles(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }

@@ -244,15 +244,45 @@ func (n *network) at(addr string) *memListener {
 	return n.ports[addr]
 }
 
-// dial connects as a client of the port.
+// fromConn is a connection whose peer has an address.
+type fromConn struct {
+	net.Conn
+	from *net.TCPAddr
+}
+
+func (c fromConn) RemoteAddr() net.Addr { return c.from }
+
+// dialFrom connects as a client with an address.
+func (n *network) dialFrom(addr, from string) (net.Conn, error) {
+	return n.connect(addr, func(c net.Conn) net.Conn {
+		return fromConn{Conn: c, from: &net.TCPAddr{IP: net.ParseIP(from), Port: 40_000}}
+	})
+}
+
+// askFrom connects from an address and reads what comes; "" is a refusal.
+func (n *network) askFrom(addr, from string) string {
+	c, err := n.dialFrom(addr, from)
+	if err != nil {
+		return ""
+	}
+	defer c.Close()
+	b, _ := io.ReadAll(c)
+	return string(b)
+}
+
+// dial connects as a client of the port, without an address.
 func (n *network) dial(addr string) (net.Conn, error) {
+	return n.connect(addr, func(c net.Conn) net.Conn { return c })
+}
+
+func (n *network) connect(addr string, dress func(net.Conn) net.Conn) (net.Conn, error) {
 	ln := n.at(addr)
 	if ln == nil {
 		return nil, syscall.ECONNREFUSED
 	}
 	ours, theirs := net.Pipe()
 	select {
-	case ln.conns <- theirs:
+	case ln.conns <- dress(theirs):
 		return ours, nil
 	case <-ln.done:
 		return nil, syscall.ECONNREFUSED

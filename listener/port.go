@@ -83,11 +83,11 @@ func (p *port) acceptLoop(ln net.Listener) error {
 	defer p.socket.Store(nil)
 	p.spare.open()
 	defer p.spare.close()
-	pause := time.Duration(0)
+	pause, row := time.Duration(0), 0
 	for {
 		nc, err := ln.Accept()
 		if err == nil {
-			pause = 0
+			pause, row = 0, 0
 			p.admit(nc)
 			continue
 		}
@@ -102,10 +102,11 @@ func (p *port) acceptLoop(ln net.Listener) error {
 			if pause == 0 { // the first of a row, so that a flood is one line
 				p.log.Warn("accept pauses", "port", p.name, "err", err)
 			}
-			pause = min(max(2*pause, acceptPauseMin), acceptPauseMax)
-			if outOfFiles(err) {
-				p.refuse(refusedFD, p.spare.refuseWaiting(ln))
+			if noFiles(err) && !p.outOfFiles(ln, &row) {
+				pause = max(pause, acceptPauseMin)
+				continue
 			}
+			pause = min(max(2*pause, acceptPauseMin), acceptPauseMax)
 			if !sleep(p.life, pause) {
 				return nil
 			}

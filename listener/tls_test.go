@@ -42,6 +42,7 @@ func startTLS(t *testing.T, change ...func(*listener.Config)) (l *listener.Liste
 	return l, open(t, l), client
 }
 
+// Acceptance 29.
 func TestBothHTTPVersionsOverTLS(t *testing.T) {
 	t.Parallel()
 	l, addr, trust := startTLS(t)
@@ -74,6 +75,7 @@ func get(t *testing.T, transport *http.Transport, url string) string {
 	return string(b)
 }
 
+// Acceptance 30.
 func TestPlainHTTPOnTLSPortGets400(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
@@ -107,6 +109,7 @@ func TestPlainHTTPOnTLSPortGets400(t *testing.T) {
 
 // TestSilentClientsDelayNobody holds 500 silent connections, measures a good
 // client among them and Status, and sees the silent ones end in time.
+// Acceptance 27 and 34.
 func TestSilentClientsDelayNobody(t *testing.T) {
 	t.Parallel()
 	const silent, firstByte = 500, 3 * time.Second
@@ -165,6 +168,7 @@ func wantWithin(t *testing.T, what string, limit time.Duration, f func()) {
 	}
 }
 
+// Acceptance 28.
 func TestByteByByteClientIsEnded(t *testing.T) {
 	t.Parallel()
 	const limit = 1200 * time.Millisecond
@@ -271,6 +275,7 @@ func TestPanicInACallbackEndsOnlyItsConnection(t *testing.T) {
 	waitFor(t, "no handshake to be left", func() bool { return l.Status().Public.Handshaking == 0 })
 }
 
+// Acceptance 31.
 func TestProbesAreCountedAndNotLogged(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewRegistry()
