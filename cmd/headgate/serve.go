@@ -1,7 +1,11 @@
 package main
 
 import (
+	"context"
+	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -22,17 +26,45 @@ func newServeCommand() *cobra.Command {
 				return err
 			}
 			tuneMemory(os.LookupEnv)
+			log := newLogger(cfg.LogLevel)
 			c, err := controller.New(cfg, controller.Options{
-				Version: version, Logger: newLogger(cfg.LogLevel),
+				Version: version, Logger: log,
 				ServiceManager: controller.ServiceManagerFrom(os.LookupEnv, os.Getpid()), Activation: true,
 			})
 			if err != nil {
 				return err
 			}
+			hangUp := make(chan os.Signal, 1)
+			signal.Notify(hangUp, syscall.SIGHUP)
+			defer signal.Stop(hangUp)
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			go reloadAt(ctx, hangUp, log, func() error {
+				next, err := configFrom(cmd, file, nil)
+				if err != nil {
+					return err
+				}
+				return c.Reload(next)
+			})
 			return c.Run(cmd.Context())
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
 	addConfigFlags(cmd.Flags())
 	return cmd
+}
+
+// reloadAt reads the settings anew at each signal until ctx ends. Settings that
+// are no good change nothing.
+func reloadAt(ctx context.Context, signals <-chan os.Signal, log *slog.Logger, reload func() error) {
+	for {
+		select {
+		case <-signals:
+			if err := reload(); err != nil {
+				log.Error("the settings were not reloaded and nothing has changed", "err", err)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
 }

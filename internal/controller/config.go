@@ -38,6 +38,7 @@ type Config struct {
 	AllowLoopbackAgents bool
 	UnsafeDurability    bool
 	OpenDelay           time.Duration
+	Listening           Listening
 	DrainLead           time.Duration
 	DrainSpread         time.Duration
 	DrainTimeout        time.Duration
@@ -64,6 +65,7 @@ func DefaultConfig() Config {
 		ControllerAddr: DefaultControllerAddr,
 		Fleet:          "headgate",
 		OpenDelay:      defaultOpenDelay,
+		Listening:      defaultListening(),
 		DrainSpread:    defaultDrainSpread,
 		DrainTimeout:   defaultDrainTimeout,
 		ActivatedHold:  defaultActivatedHold,
@@ -77,6 +79,7 @@ type Key struct {
 	Name string
 	Help string
 	Bool bool // the flag may stand without a value
+	Live bool // a reload applies it; the others need a restart
 	set  func(*Config, string) error
 	get  func(Config) string
 }
@@ -92,6 +95,10 @@ func (k Key) Default() string { return k.get(DefaultConfig()) }
 
 // Keys lists every setting, in the order of the documentation.
 func Keys() []Key {
+	return slices.Concat(generalKeys(), listeningKeys(), stopKeys())
+}
+
+func generalKeys() []Key {
 	return []Key{
 		text("data", "state directory: keys, certificates, lock", func(c *Config) *string { return &c.Data }),
 		text("public-addr", "address of the public port", func(c *Config) *string { return &c.PublicAddr }),
@@ -109,6 +116,12 @@ func Keys() []Key {
 		flag("allow-loopback-agents", "agents may be paired at loopback addresses", func(c *Config) *bool { return &c.AllowLoopbackAgents }),
 		flag("unsafe-durability", "accept a database that may lose acknowledged commits", func(c *Config) *bool { return &c.UnsafeDurability }),
 		span("open-delay", "how long the controller must be stable before the public port opens", func(c *Config) *time.Duration { return &c.OpenDelay }),
+	}
+}
+
+// stopKeys lists what a stop goes by, and what is left.
+func stopKeys() []Key {
+	return []Key{
 		span("drain-lead", "how long the public port goes on at a stop after /readyz has failed", func(c *Config) *time.Duration { return &c.DrainLead }),
 		span("drain-spread", "time over which a stop ends event streams and waits, at most half of drain-timeout", func(c *Config) *time.Duration { return &c.DrainSpread }),
 		span("drain-timeout", "how long a stop waits for open requests after drain-lead", func(c *Config) *time.Duration { return &c.DrainTimeout }),
@@ -119,16 +132,16 @@ func Keys() []Key {
 
 func text(name, help string, at func(*Config) *string) Key {
 	return Key{
-		name, help, false,
-		func(c *Config, v string) error { *at(c) = v; return nil },
-		func(c Config) string { return *at(&c) },
+		Name: name, Help: help,
+		set: func(c *Config, v string) error { *at(c) = v; return nil },
+		get: func(c Config) string { return *at(&c) },
 	}
 }
 
 func flag(name, help string, at func(*Config) *bool) Key {
 	return Key{
-		name, help, true,
-		func(c *Config, v string) error {
+		Name: name, Help: help, Bool: true,
+		set: func(c *Config, v string) error {
 			b, err := strconv.ParseBool(v)
 			if err != nil {
 				return fmt.Errorf("%q is not true or false", v)
@@ -136,14 +149,14 @@ func flag(name, help string, at func(*Config) *bool) Key {
 			*at(c) = b
 			return nil
 		},
-		func(c Config) string { return strconv.FormatBool(*at(&c)) },
+		get: func(c Config) string { return strconv.FormatBool(*at(&c)) },
 	}
 }
 
 func span(name, help string, at func(*Config) *time.Duration) Key {
 	return Key{
-		name, help, false,
-		func(c *Config, v string) error {
+		Name: name, Help: help,
+		set: func(c *Config, v string) error {
 			d, err := time.ParseDuration(v)
 			if err != nil || d < 0 {
 				return fmt.Errorf("%q is not a duration like 2s or 500ms", v)
@@ -151,7 +164,7 @@ func span(name, help string, at func(*Config) *time.Duration) Key {
 			*at(c) = d
 			return nil
 		},
-		func(c Config) string { return at(&c).String() },
+		get: func(c Config) string { return at(&c).String() },
 	}
 }
 
@@ -161,20 +174,20 @@ func listItems(v string) []string {
 
 func list(name, help string, at func(*Config) *[]string) Key {
 	return Key{
-		name, help, false,
-		func(c *Config, v string) error {
+		Name: name, Help: help,
+		set: func(c *Config, v string) error {
 			*at(c) = listItems(v)
 			return nil
 		},
-		func(c Config) string { return strings.Join(*at(&c), ",") },
+		get: func(c Config) string { return strings.Join(*at(&c), ",") },
 	}
 }
 
 // networks reads addresses and networks; everybody is no network of proxies.
 func networks(name, help string, at func(*Config) *[]netip.Prefix) Key {
 	return Key{
-		name, help, false,
-		func(c *Config, v string) error {
+		Name: name, Help: help,
+		set: func(c *Config, v string) error {
 			var all []netip.Prefix
 			for _, item := range listItems(v) {
 				n, err := netip.ParsePrefix(item)
@@ -196,7 +209,7 @@ func networks(name, help string, at func(*Config) *[]netip.Prefix) Key {
 			*at(c) = all
 			return nil
 		},
-		func(c Config) string {
+		get: func(c Config) string {
 			var texts []string
 			for _, n := range *at(&c) {
 				texts = append(texts, n.String())
@@ -208,8 +221,8 @@ func networks(name, help string, at func(*Config) *[]netip.Prefix) Key {
 
 func basePath(name, help string, at func(*Config) *string) Key {
 	return Key{
-		name, help, false,
-		func(c *Config, v string) error {
+		Name: name, Help: help,
+		set: func(c *Config, v string) error {
 			clean, err := web.CleanBasePath(v)
 			if err != nil {
 				return err
@@ -220,7 +233,7 @@ func basePath(name, help string, at func(*Config) *string) Key {
 			*at(c) = clean
 			return nil
 		},
-		func(c Config) string { return *at(&c) },
+		get: func(c Config) string { return *at(&c) },
 	}
 }
 
@@ -335,6 +348,7 @@ func (c Config) validate() []error {
 	if publicPort == controllerPort && publicPort != "0" && publicPort != "" {
 		bad("public-addr and controller-addr: both use port %s; the two ports must differ", publicPort)
 	}
+	c.validateListening(bad)
 	if c.ControllerAdvertise != "" {
 		checkAddr(bad, "controller-advertise", c.ControllerAdvertise)
 	}

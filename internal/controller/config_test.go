@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"headgate/listener"
 )
 
 func writeFile(t *testing.T, text string) string {
@@ -83,5 +85,52 @@ func TestTheTwoPortsMustDiffer(t *testing.T) {
 		"database-url": "x", "public-addr": "127.0.0.1:0", "controller-addr": "127.0.0.1:0",
 	}}); err != nil {
 		t.Fatalf("both 0: %v", err)
+	}
+}
+
+func TestSettingsOfTheListenerAreCheckedTogether(t *testing.T) {
+	t.Parallel()
+	_, err := LoadConfig(Sources{
+		Flags: map[string]string{"database-url": "x", "public-addr": "127.0.0.1:0"},
+		File: writeFile(t, "limit_mode: strict\npublic_rate: -1\npublic_burst: 0.5\nsource_rate: NaN\nsource_burst: 0\nsource_conns: 0\nqueue: 10\nqueue_per_source: 11\n"+
+			"queue_wait: 0s\nhandshakes: 4\nhandshakes_per_source: 5\nhandshake_timeout: 1s\nfirst_byte_timeout: 2s\nunstable_grace: 0s\nmin_open: -1s\nmax_conns: many\nfd_reserve: 1e3\n"),
+	})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{
+		`limit_mode: "strict" is not enforce, observe or off`, `public_rate: "-1" is negative`, "public-burst: 0.5 is less than one",
+		`source_rate: "NaN" is not a number`, `source_burst: "0" must be at least 1`, `source_conns: "0" is not a whole number from 1`,
+		"queue-per-source: 11 is more than queue", `queue_wait: "0s" must be more than 0`, "handshakes-per-source: 5 is more than handshakes",
+		"first-byte-timeout: 2s is more than handshake-timeout", `unstable_grace: "0s" must be more than 0`, `min_open: "-1s" is not a duration`,
+		`max_conns: "many" is not a whole number`, `fd_reserve: "1e3" is not a whole number`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("missing %q in:\n%v", want, err)
+		}
+	}
+	c, err := LoadConfig(Sources{Flags: map[string]string{
+		"database-url": "x", "public-addr": "127.0.0.1:0", "limit-mode": "observe", "public-rate": "1500", "public-burst": "10", "max-conns": "7", "open-barrier-timeout": "0s", "open-ramp": "0s",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := c.Listening
+	if l.Limits.Mode != listener.ModeObserve || l.Limits.PublicRate != (listener.Rate{PerSecond: 1500, Burst: 10}) || l.Limits.MaxConns != 7 || l.OpenBarrierTimeout != 0 || l.OpenRamp != 0 {
+		t.Errorf("got %+v", l)
+	}
+}
+
+func TestTheDocumentListsEverySetting(t *testing.T) {
+	t.Parallel()
+	doc, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range Keys() {
+		row := "| `--" + k.Name + "` | `" + k.FileName() + "` | `" + k.EnvName() + "` |"
+		if !strings.Contains(string(doc), row) {
+			t.Errorf("docs/operations.md has no row %s", row)
+		}
 	}
 }

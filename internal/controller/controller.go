@@ -45,6 +45,7 @@ type Endpoints struct {
 // and binds the ports; Run does the rest until its context ends.
 type Controller struct {
 	cfg      Config
+	loaded   Config // with the settings that Reload has applied; its own
 	opts     Options
 	log      *slog.Logger
 	began    time.Time
@@ -60,6 +61,7 @@ type Controller struct {
 	parts  parts         // set by join
 	gate   *stability    // set by join
 	leaves chan struct{} // closed when the stop begins
+	agents chan struct{} // capacity 1: an agent has changed
 	joined chan struct{}
 	opened chan struct{}
 }
@@ -79,9 +81,9 @@ func New(cfg Config, opts Options) (*Controller, error) {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Controller{
-		cfg: cfg, opts: opts, log: opts.Logger.With("component", "controller"),
+		cfg: cfg, loaded: cfg, opts: opts, log: opts.Logger.With("component", "controller"),
 		began: time.Now(), registry: newRegistry(),
-		farewell: handlers.NewFarewell(), joined: make(chan struct{}), leaves: make(chan struct{}), opened: make(chan struct{}),
+		farewell: handlers.NewFarewell(), joined: make(chan struct{}), leaves: make(chan struct{}), agents: make(chan struct{}, 1), opened: make(chan struct{}),
 	}
 	c.ready = newReadiness(c.began)
 	c.herald = newHerald(opts.ServiceManager, c.log)
@@ -144,11 +146,20 @@ func (c *Controller) bind() error {
 	}
 	l, err := listener.New(context.Background(), listener.Config{
 		Controller: listener.PortConfig{Addr: c.cfg.ControllerAddr, TLS: pki.ControllerPort(c.state.port, c.state.roots)},
-		Public:     listener.PortConfig{Addr: c.cfg.PublicAddr, TLS: public},
-		OpenDelay:  c.cfg.OpenDelay,
+		Public: listener.PortConfig{
+			Addr: c.cfg.PublicAddr, TLS: public,
+			HandshakeTimeout: c.cfg.Listening.HandshakeTimeout, FirstByteTimeout: c.cfg.Listening.FirstByteTimeout,
+		},
+		OpenDelay:     c.cfg.OpenDelay,
+		OpenRamp:      c.cfg.Listening.OpenRamp,
+		OpenWarnAfter: c.cfg.Listening.OpenWarnAfter,
+		UnstableGrace: c.cfg.Listening.UnstableGrace,
+		ReclosePeriod: c.cfg.Listening.RecloseAfter,
+		MinOpen:       c.cfg.Listening.MinOpen,
+		Limits:        c.cfg.Listening.Limits,
 
 		OpenBarrier:        c.awaitMajority,
-		OpenBarrierTimeout: listener.DefaultOpenBarrierTimeout,
+		OpenBarrierTimeout: c.cfg.Listening.OpenBarrierTimeout,
 
 		OnPorts:       c.onPorts,
 		Activated:     passed,

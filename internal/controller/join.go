@@ -118,7 +118,7 @@ func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
 		Store: c.parts.db, Dir: c.state.dir, ControllerID: c.state.id, FleetName: c.cfg.Fleet, Version: c.opts.Version,
 		AllowLoopback: c.cfg.AllowLoopbackAgents, Deny: c.isOurs,
 		Logger: c.opts.Logger, Registerer: c.registry,
-		Publish: c.publishAgent,
+		Publish: c.publishAgent, ProbeLag: c.probeLag,
 	})
 	if err != nil {
 		return err
@@ -131,6 +131,10 @@ func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
 	return c.state.adopt(authority, listeningOn(c.cfg.ControllerAddr), time.Now())
 }
 
+// probeLag sets the pace of dials after a start. The fleet asks only while it
+// runs, when the gate is there.
+func (c *Controller) probeLag() time.Duration { return c.gate.lag() }
+
 // isOurs keeps the fleet from dialling our own ports.
 func (c *Controller) isOurs(to netip.AddrPort) bool {
 	ports := c.listener.Ports()
@@ -142,6 +146,10 @@ func (c *Controller) isOurs(to netip.AddrPort) bool {
 
 // publishAgent tells pages and event streams that an agent changed.
 func (c *Controller) publishAgent(e fleet.Event) {
+	select {
+	case c.agents <- struct{}{}:
+	default: // it is known already that something changed
+	}
 	if m := c.parts.manager; m != nil {
 		m.Hub().Publish(tasks.Event{Type: tasks.EventAgent, Agent: e.View.ID, State: tasks.State(e.View.Live.Health)})
 	}
@@ -169,7 +177,7 @@ func (c *Controller) makeQueue(ctx context.Context, _ *supervisor) error {
 func (c *Controller) makeGate(context.Context, *supervisor) error {
 	c.gate = newStability(stabilityConfig{
 		Marker: c.listener, Ready: c.ready, Database: c.parts.db.Probe, SelfCall: c.selfCall,
-		Resources: ownResources, Leaving: c.leaves, Log: c.log, Registry: c.registry,
+		Resources: ownResources, Dials: func() int { return c.parts.fleet.DialLoad().Waiting }, Leaving: c.leaves, Log: c.log, Registry: c.registry,
 	})
 	return nil
 }
@@ -250,6 +258,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("upkeep", c.upkeep)
 	sup.run("certificate", c.renewPort)
 	sup.run("wake-ups", c.listen)
+	sup.run("known sources", c.keepKnown)
 	sup.run("fleet", p.fleet.Run)
 	sup.run("manager", p.manager.Run)
 	sup.run("gate", c.gate.run)

@@ -38,8 +38,8 @@ type stabilityConfig struct {
 	Database  func(context.Context) error
 	SelfCall  func(context.Context) error
 	Resources func() resources
-	Dials     func() (waiting, inFlight int) // nil = nobody is dialled
-	Leaving   <-chan struct{}                // closed: the stop has begun, facts no longer matter
+	Dials     func() int      // agents that wait for their first try; nil = nobody is dialled
+	Leaving   <-chan struct{} // closed: the stop has begun, facts no longer matter
 	Log       *slog.Logger
 	Registry  prometheus.Registerer
 }
@@ -192,7 +192,7 @@ func (s *stability) watchResources(ctx context.Context) {
 	for ctx.Err() == nil {
 		r, waiting := s.cfg.Resources(), 0
 		if s.cfg.Dials != nil {
-			waiting, _ = s.cfg.Dials()
+			waiting = s.cfg.Dials()
 		}
 		s.mu.Lock()
 		now := time.Now()

@@ -72,6 +72,9 @@ func (c *Controller) pageStatus() web.Status {
 		pagePort("Public", ports.Public, ""),
 	}
 	s.Listener = pageListener(ports)
+	for _, check := range c.checks() {
+		s.Listener.Checks = append(s.Listener.Checks, web.Check{Name: check.Name, OK: check.OK, Since: check.Since, Detail: check.Detail})
+	}
 	return s
 }
 
