@@ -4,15 +4,37 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"headgate/internal/pki"
 	"headgate/internal/testkit"
+	"headgate/listener"
 )
+
+// proxyIsKnown connects as the trusted proxy: the listener gives it the place
+// of a known source.
+func (s *started) proxyIsKnown() {
+	s.Helper()
+	conn, err := net.Dial("tcp", s.c.listener.Ports().Public[0].String())
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer conn.Close()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+		for _, source := range s.c.listener.Status().Admission.Top {
+			if source.Source == "127.0.0.1" && source.Class == listener.ClassKnown {
+				return
+			}
+		}
+	}
+	s.Errorf("the trusted proxy is no known source of the listener: %+v", s.c.listener.Status().Admission.Top)
+}
 
 // A controller with a base path gives it out everywhere and needs it nowhere:
 // scripts at the controller port do not know of it.
@@ -23,6 +45,7 @@ func TestControllerWithABasePath(t *testing.T) {
 		cfg.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}
 	})
 	s.await("the opening of the public port", s.c.Opened())
+	s.proxyIsKnown()
 	transport := &http.Transport{TLSClientConfig: pki.Client(s.c.state.roots), ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
 	client := &http.Client{Transport: transport}

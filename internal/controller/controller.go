@@ -171,6 +171,7 @@ func (c *Controller) bind() error {
 		return err
 	}
 	c.listener = l
+	l.SetKnown(c.cfg.TrustedProxies) // each speaks for many clients
 	if err := c.checkPassed(); err != nil {
 		return errors.Join(err, l.Close())
 	}
