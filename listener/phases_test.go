@@ -3,7 +3,6 @@ package listener_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -261,85 +260,5 @@ func TestWaitPublicEnds(t *testing.T) {
 	l.Close()
 	if err := <-result; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("after Close: %v", err)
-	}
-}
-
-// TestRandomCalls makes calls in random order and checks what must hold of
-// every order: each change follows the diagram, the end is closed, and the
-// public port is open exactly when the state says so.
-func TestRandomCalls(t *testing.T) {
-	t.Parallel()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
-	next := map[listener.State][]listener.State{
-		listener.StateStarting:       {listener.StateControllerOnly},
-		listener.StateControllerOnly: {listener.StateSettling, listener.StateDraining, listener.StateClosed},
-		listener.StateSettling:       {listener.StateOpen, listener.StateControllerOnly, listener.StateReclosed, listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
-		listener.StateOpen:           {listener.StateShedding, listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
-		listener.StateShedding:       {listener.StateOpen, listener.StateReclosed, listener.StatePublicFailed, listener.StateDraining, listener.StateClosed},
-		listener.StateReclosed:       {listener.StateSettling, listener.StateDraining, listener.StateClosed},
-		listener.StatePublicFailed:   {listener.StateOpen, listener.StateDraining, listener.StateClosed},
-		listener.StateDraining:       {listener.StateClosed},
-	}
-	for range 300 {
-		ops := make([]int, 1+rnd.IntN(12))
-		for i := range ops {
-			ops[i] = rnd.IntN(8)
-		}
-		synctest.Test(t, func(t *testing.T) {
-			mem := newNetwork()
-			var heard reports
-			l := start(t, func(c *listener.Config) {
-				c.Listen, c.OpenDelay, c.OnPorts = mem.Listen, time.Second, heard.add
-			})
-			answer(t, l)
-			public := publicAddr(l)
-			var wg sync.WaitGroup
-			for _, op := range ops {
-				switch op {
-				case 0, 1:
-					l.MarkStable("test")
-				case 2:
-					<-time.After(600 * time.Millisecond)
-				case 3:
-					mem.breakAt(public, net.ErrWriteToConnected)
-				case 4:
-					mem.breakAt(public, nil)
-				case 5:
-					if ln := mem.at(public); ln != nil {
-						ln.Close() // the socket is lost under us
-					}
-				case 6:
-					if c, err := mem.dial(public); err == nil {
-						c.Close()
-					}
-				case 7:
-					if rnd.IntN(3) == 0 {
-						wg.Go(func() { _ = l.Drain(context.Background()) })
-					}
-				}
-				synctest.Wait()
-				if r := l.Ports(); r.PublicOpen != (mem.at(public) != nil) {
-					t.Errorf("ops %v: state %s, but the port is open: %t", ops, r.State, mem.at(public) != nil)
-				}
-			}
-			l.Close()
-			wg.Wait()
-			synctest.Wait()
-			at := listener.StateStarting
-			for _, s := range heard.states() {
-				if !slices.Contains(next[at], s) {
-					t.Errorf("ops %v: %s follows %s", ops, s, at)
-				}
-				at = s
-			}
-			if at != listener.StateClosed {
-				t.Errorf("ops %v: ends in %s", ops, at)
-			}
-		})
-		if t.Failed() {
-			return
-		}
 	}
 }
