@@ -20,6 +20,7 @@ import (
 	"headgate/listener"
 )
 
+// Acceptance 24.
 func TestAcceptAfterCloseIsErrClosedForAll(t *testing.T) {
 	t.Parallel()
 	l := start(t)

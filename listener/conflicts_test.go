@@ -12,6 +12,7 @@ import (
 	"headgate/listener"
 )
 
+// Acceptance 13.
 func TestBusyControllerPortFailsNew(t *testing.T) {
 	t.Parallel()
 	busy := listen(t)
@@ -19,6 +20,7 @@ func TestBusyControllerPortFailsNew(t *testing.T) {
 	wantPortError(t, err, listener.PortController, "listen")
 }
 
+// Acceptance 14.
 func TestBusyPublicPortFailsNewAndFreesTheController(t *testing.T) {
 	t.Parallel()
 	busy := listen(t)
@@ -36,6 +38,7 @@ func TestBusyPublicPortFailsNewAndFreesTheController(t *testing.T) {
 	again.Close()
 }
 
+// Acceptance 20.
 func TestSecondInstanceFailsAtStart(t *testing.T) {
 	t.Parallel()
 	first := start(t)
@@ -51,7 +54,7 @@ func TestSecondInstanceFailsAtStart(t *testing.T) {
 }
 
 // TestPublicPortTakenWhileClosed covers systems without reservation: the
-// number is taken between New and the opening.
+// number is taken between New and the opening. Acceptance 15.
 func TestPublicPortTakenWhileClosed(t *testing.T) {
 	t.Parallel()
 	failed := make(chan struct{}, 1)
@@ -79,6 +82,7 @@ func TestPublicPortTakenWhileClosed(t *testing.T) {
 	wantAnswer(t, open(t, l), listener.PortPublic)
 }
 
+// Acceptance 26.
 func TestShutdownBeforeServeFreesThePorts(t *testing.T) {
 	t.Parallel()
 	l := start(t)

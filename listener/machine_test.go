@@ -241,8 +241,14 @@ func (r *machineRun) do(op byte) {
 			r.m.enter(listener.StatePublicFailed)
 			r.m.at = r.m.now + modelRetry
 		}
-	case 13, 14:
+	case 13:
 		r.dial()
+	case 14:
+		say("limits")
+		mode := []listener.LimitMode{listener.ModeEnforce, listener.ModeObserve, listener.ModeOff}[n%3]
+		if err := r.l.UpdateLimits(listener.Limits{Mode: mode, MaxConns: 1000 * int(n)}); err != nil {
+			r.t.Error(err)
+		}
 	case 15:
 		r.finish(n)
 	}
@@ -267,14 +273,14 @@ func (r *machineRun) dial() {
 
 // finish drains or closes; seldom, or no run would be long.
 func (r *machineRun) finish(n time.Duration) {
-	switch {
-	case n == 1:
+	switch n {
+	case 1:
 		r.did = append(r.did, "close")
 		r.l.Close()
 		if r.m.state != listener.StateClosed {
 			r.m.enter(listener.StateClosed)
 		}
-	case n == 2:
+	case 2:
 		r.did = append(r.did, "drain")
 		r.wg.Go(func() { _ = r.l.Drain(context.Background()) })
 		r.m.live = r.l.Status().Public.Conns
@@ -294,8 +300,8 @@ func (r *machineRun) check() {
 	if open := r.mem.at(r.l.Addr().String()) != nil; open == (p.State == listener.StateClosed) {
 		r.t.Errorf("controller port is open: %t, in state %s", open, p.State)
 	}
-	if p.State == listener.StateSettling && p.OpensAt.Sub(time.Now()) != r.m.at-r.m.now {
-		r.t.Errorf("opens in %v, want %v", p.OpensAt.Sub(time.Now()), r.m.at-r.m.now)
+	if p.State == listener.StateSettling && time.Until(p.OpensAt) != r.m.at-r.m.now {
+		r.t.Errorf("opens in %v, want %v", time.Until(p.OpensAt), r.m.at-r.m.now)
 	}
 }
 

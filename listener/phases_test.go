@@ -15,6 +15,7 @@ import (
 	"headgate/listener"
 )
 
+// Acceptance 1.
 func TestPublicRefusesUntilStable(t *testing.T) {
 	t.Parallel()
 	l := start(t)
@@ -25,6 +26,7 @@ func TestPublicRefusesUntilStable(t *testing.T) {
 	wantAnswer(t, l.Addr().String(), listener.PortController)
 }
 
+// Acceptance 2.
 func TestPublicOpensExactlyAfterTheDelay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -49,6 +51,7 @@ func TestPublicOpensExactlyAfterTheDelay(t *testing.T) {
 	})
 }
 
+// Acceptance 3.
 func TestZeroDelayOpensAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -62,6 +65,7 @@ func TestZeroDelayOpensAtOnce(t *testing.T) {
 	})
 }
 
+// Acceptance 5.
 func TestManyMarksAreOneOpening(t *testing.T) {
 	t.Parallel()
 	var heard reports
@@ -80,6 +84,7 @@ func TestManyMarksAreOneOpening(t *testing.T) {
 	}
 }
 
+// Acceptance 6.
 func TestCloseInsideTheDelayDoesNotWaitForIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -98,6 +103,7 @@ func TestCloseInsideTheDelayDoesNotWaitForIt(t *testing.T) {
 	})
 }
 
+// Acceptance 10.
 func TestFirstReportComesBeforeNewReturns(t *testing.T) {
 	t.Parallel()
 	var heard reports
@@ -129,6 +135,7 @@ func TestNewGivesUpOnACallbackThatHangs(t *testing.T) {
 	}
 }
 
+// Acceptance 11. Acceptance 12.
 func TestNumbersOfPortZeroStayTrue(t *testing.T) {
 	t.Parallel()
 	var heard reports
@@ -152,6 +159,7 @@ func TestNumbersOfPortZeroStayTrue(t *testing.T) {
 	}
 }
 
+// Acceptance 10.
 func TestSlowCallbackDelaysOnlyCallbacks(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
@@ -175,6 +183,7 @@ func TestSlowCallbackDelaysOnlyCallbacks(t *testing.T) {
 	waitFor(t, "all reports in order", func() bool { return slices.Equal(want, heard.states()) })
 }
 
+// Acceptance 10.
 func TestCallbackMayCallTheListener(t *testing.T) {
 	t.Parallel()
 	var l *listener.Listener

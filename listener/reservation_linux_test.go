@@ -16,7 +16,7 @@ func loopback() netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("
 
 // TestReservationOpensAndRefusesManyTimes goes through 300 openings of one
 // reservation: the number stays, live connections survive, waiting ones are
-// reset, and nobody can take the port in between.
+// reset, and nobody can take the port in between. Acceptance 18.
 func TestReservationOpensAndRefusesManyTimes(t *testing.T) {
 	t.Parallel()
 	r, err := reserve(loopback())

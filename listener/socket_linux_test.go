@@ -14,7 +14,7 @@ import (
 	"headgate/listener"
 )
 
-// TestNobodyElseCanListen tries to listen on the public port in each phase.
+// TestNobodyElseCanListen tries to listen on the public port in each phase. Acceptance 17.
 func TestNobodyElseCanListen(t *testing.T) {
 	t.Parallel()
 	for _, addr := range []string{"127.0.0.1:0", "0.0.0.0:0", ":0", "[::1]:0"} {
@@ -25,14 +25,26 @@ func TestNobodyElseCanListen(t *testing.T) {
 			} else {
 				ln.Close()
 			}
-			l := start(t, func(c *listener.Config) { c.Public.Addr = addr })
+			l := start(t, func(c *listener.Config) {
+				c.Public.Addr = addr
+				c.UnstableGrace, c.ReclosePeriod, c.MinOpen = 1, 1, 1
+			})
 			answer(t, l)
 			at := l.Ports().Public[0]
 			near := at // as a client on this machine dials it
 			if at.Addr().IsUnspecified() {
 				near = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
 			}
-			for _, phase := range []string{"reserved", "open"} {
+			for _, phase := range []string{"reserved", "open", "closed again"} {
+				if phase == "closed again" {
+					wantAnswer(t, near.String(), listener.PortPublic)
+					l.MarkUnstable("test")
+					waitFor(t, "the port to close again", func() bool { return l.Ports().State == listener.StateReclosed })
+					waitFor(t, "the port to refuse", func() bool {
+						_, err := ask(near.String())
+						return errors.Is(err, syscall.ECONNREFUSED)
+					})
+				}
 				for _, take := range []netip.AddrPort{near, at} {
 					if ln, err := net.Listen("tcp", take.String()); err == nil {
 						ln.Close()
@@ -44,14 +56,14 @@ func TestNobodyElseCanListen(t *testing.T) {
 					open(t, l)
 				}
 			}
-			wantAnswer(t, near.String(), listener.PortPublic)
+			wantAnswer(t, l.Addr().String(), listener.PortController)
 		})
 	}
 }
 
 // TestOutgoingDialCannotTakeTheReservedNumber lets the kernel choose a local
 // port where the only choice is the reserved one. That the same dial succeeds
-// when the number is free shows that it was the reservation which stopped it.
+// when the number is free shows that it was the reservation which stopped it. Acceptance 16.
 func TestOutgoingDialCannotTakeTheReservedNumber(t *testing.T) {
 	t.Parallel()
 	server := listen(t)
