@@ -51,7 +51,6 @@ type conn struct {
 	charged bool // counts among the connections of source
 	budget  bool // counts among those of who
 	busy    bool // has a handshake place of source
-	waits   bool // stands in the queue
 
 	// first holds the byte that was read to see whether the client speaks;
 	// the handshake reads it again. Only the one reader touches both.

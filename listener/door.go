@@ -166,7 +166,6 @@ func (d *door) decide(c *conn, scarce bool) (v ruling) {
 		d.uncharge(c)
 		return v
 	}
-	c.waits = v.waits
 	d.p.keep(c)
 	if !v.waits {
 		d.begin(c)
@@ -241,7 +240,6 @@ func (d *door) enqueue(now time.Time, c *conn, known, enforce bool) (v ruling) {
 	case admission.Displaced:
 		d.objected(now, lost.c.source, refusedQueueFull, !lost.ghost)
 		if !lost.ghost {
-			lost.c.waits = false
 			v.lost = lost.c
 		}
 	case admission.KeyFull, admission.AllFull:
@@ -462,7 +460,6 @@ func (d *door) step(now time.Time) (c *conn, refused string, next time.Time) {
 		default:
 			d.pacer.Take(now)
 			if !w.ghost {
-				w.c.waits = false
 				d.begin(w.c)
 				return w.c, "", next
 			}
@@ -482,7 +479,6 @@ func (d *door) out(now time.Time, w waiter, s *admission.Source, why string) (*c
 	if w.ghost {
 		return nil, ""
 	}
-	w.c.waits = false
 	if !enforce {
 		d.begin(w.c)
 		why = ""
@@ -498,7 +494,6 @@ func (d *door) release() (c *conn, refused string, next time.Time) {
 			return nil, "", next
 		}
 		if !w.ghost && !w.c.closed.Load() {
-			w.c.waits = false
 			d.begin(w.c)
 			return w.c, "", next
 		}
