@@ -16,7 +16,7 @@ const (
 )
 
 // keepKnown tells the listener the addresses of the paired agents, whose
-// machines it lets in first and at a higher rate.
+// machines it lets in first and at a higher rate, and of the trusted proxies.
 func (c *Controller) keepKnown(ctx context.Context) error {
 	tick := time.NewTicker(knownEvery)
 	defer tick.Stop()
@@ -25,7 +25,7 @@ func (c *Controller) keepKnown(ctx context.Context) error {
 		if err != nil {
 			c.log.Warn("list the addresses of the agents", "err", err)
 		} else {
-			c.listener.SetKnown(known)
+			c.listener.SetKnown(append(known, c.cfg.TrustedProxies...))
 		}
 		pause(ctx, knownPause)
 		select {
