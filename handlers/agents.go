@@ -135,6 +135,7 @@ func connectionBody(l *fleet.Live) ConnectionBody {
 //	@Failure		401		{object}	Problem
 //	@Failure		403		{object}	Problem
 //	@Failure		421		{object}	Problem
+//	@Failure		429		{object}	Problem
 //	@Failure		503		{object}	Problem
 //	@Router			/api/v1/agents [get]
 func (s *server) listAgents(w http.ResponseWriter, r *http.Request) error {
@@ -183,6 +184,7 @@ func (s *server) listAgents(w http.ResponseWriter, r *http.Request) error {
 //	@Failure	404	{object}	Problem
 //	@Failure	409	{object}	Problem	"several agents have this name"
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Failure	503	{object}	Problem
 //	@Router		/api/v1/agents/{id} [get]
 func (s *server) getAgent(w http.ResponseWriter, r *http.Request) error {
@@ -218,6 +220,7 @@ func (s *server) getAgent(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		415			{object}	Problem
 //	@Failure		421			{object}	Problem
 //	@Failure		422			{object}	Problem
+//	@Failure		429			{object}	Problem
 //	@Failure		503			{object}	Problem
 //	@Router			/api/v1/agents/{id} [patch]
 func (s *server) changeAgent(w http.ResponseWriter, r *http.Request) error {
@@ -282,6 +285,7 @@ func (b *ChangeAgentBody) check() error {
 //	@Failure		409	{object}	Problem
 //	@Failure		412	{object}	Problem	"changed by somebody else"
 //	@Failure		421	{object}	Problem
+//	@Failure		429	{object}	Problem
 //	@Failure		503	{object}	Problem
 //	@Router			/api/v1/agents/{id} [delete]
 func (s *server) removeAgent(w http.ResponseWriter, r *http.Request) error {
@@ -322,6 +326,7 @@ func (s *server) removeAgent(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		404	{object}	Problem
 //	@Failure		409	{object}	Problem	"not quarantined"
 //	@Failure		421	{object}	Problem
+//	@Failure		429	{object}	Problem
 //	@Failure		503	{object}	Problem
 //	@Router			/api/v1/agents/{id}/approve [post]
 func (s *server) approveAgent(w http.ResponseWriter, r *http.Request) error {
@@ -354,6 +359,7 @@ func (s *server) approveAgent(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		404	{object}	Problem
 //	@Failure		409	{object}	Problem
 //	@Failure		421	{object}	Problem
+//	@Failure		429	{object}	Problem
 //	@Failure		503	{object}	Problem	"the agent does not answer"
 //	@Router			/api/v1/agents/{id}/ping [post]
 func (s *server) pingAgent(w http.ResponseWriter, r *http.Request) error {

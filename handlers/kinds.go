@@ -65,6 +65,7 @@ func kindBody(k *kinds.Kind) KindBody {
 //	@Failure	401	{object}	Problem
 //	@Failure	403	{object}	Problem
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Router		/api/v1/kinds [get]
 func (s *server) listKinds(w http.ResponseWriter, _ *http.Request) error {
 	page := KindPage{Items: []KindBody{}}
@@ -90,6 +91,7 @@ func (s *server) listKinds(w http.ResponseWriter, _ *http.Request) error {
 //	@Failure		404	{object}	Problem
 //	@Failure		409	{object}	Problem
 //	@Failure		421	{object}	Problem
+//	@Failure		429	{object}	Problem
 //	@Failure		503	{object}	Problem
 //	@Router			/api/v1/agents/{id}/kinds [get]
 func (s *server) agentKinds(w http.ResponseWriter, r *http.Request) error {

@@ -40,6 +40,7 @@ type Health struct {
 //	@Produce	json
 //	@Success	200	{object}	Health
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Router		/healthz [get]
 func (s *server) healthz(w http.ResponseWriter, _ *http.Request) error {
 	return s.writeJSON(w, http.StatusOK, Health{Status: "ok"})
@@ -53,6 +54,7 @@ func (s *server) healthz(w http.ResponseWriter, _ *http.Request) error {
 //	@Produce	json
 //	@Success	200	{object}	Health
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Failure	503	{object}	Problem
 //	@Router		/livez [get]
 func (s *server) livez(w http.ResponseWriter, r *http.Request) error {
@@ -73,6 +75,7 @@ func (s *server) livez(w http.ResponseWriter, r *http.Request) error {
 //	@Produce		json
 //	@Success		200	{object}	Readiness
 //	@Failure		421	{object}	Problem
+//	@Failure		429	{object}	Problem
 //	@Failure		503	{object}	Readiness
 //	@Router			/readyz [get]
 func (s *server) readyz(w http.ResponseWriter, _ *http.Request) error {
@@ -96,6 +99,7 @@ func (s *server) readyz(w http.ResponseWriter, _ *http.Request) error {
 //	@Produce	json
 //	@Success	200	{object}	Version
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Router		/version [get]
 func (s *server) version(w http.ResponseWriter, _ *http.Request) error {
 	return s.writeJSON(w, http.StatusOK, s.cfg.Version)
@@ -161,6 +165,7 @@ func (s *server) prometheus(w http.ResponseWriter, r *http.Request) error {
 //	@Produce	json
 //	@Success	200	{object}	map[string]any	"OpenAPI 3.1"
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Router		/api/v1/openapi.json [get]
 func (s *server) contractJSON(w http.ResponseWriter, r *http.Request) error {
 	return pass(s.cfg.OpenAPI, w, r)
@@ -174,6 +179,7 @@ func (s *server) contractJSON(w http.ResponseWriter, r *http.Request) error {
 //	@Produce	application/yaml
 //	@Success	200	{string}	string	"OpenAPI 3.1"
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Router		/api/v1/openapi.yaml [get]
 func (s *server) contractYAML(w http.ResponseWriter, r *http.Request) error {
 	return pass(s.cfg.OpenAPI, w, r)

@@ -35,6 +35,7 @@ const outputPage = 16
 //	@Failure		404		{object}	Problem
 //	@Failure		416		{object}	Problem
 //	@Failure		421		{object}	Problem
+//	@Failure		429		{object}	Problem
 //	@Failure		503		{object}	Problem
 //	@Router			/api/v1/tasks/{id}/output [get]
 func (s *server) taskOutput(w http.ResponseWriter, r *http.Request) error {

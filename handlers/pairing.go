@@ -92,6 +92,7 @@ func (s *server) pairAgent(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		415		{object}	Problem
 //	@Failure		421		{object}	Problem
 //	@Failure		422		{object}	Problem
+//	@Failure		429		{object}	Problem
 //	@Failure		503		{object}	Problem
 //	@Router			/api/v1/enrolment-tokens [post]
 func (s *server) newEnrolmentToken(w http.ResponseWriter, r *http.Request) error {

@@ -72,11 +72,13 @@ func newRig(t testing.TB, change ...func(*handlers.Config)) *rig {
 		Auth: r.auth, Tasks: r.service, Manager: r.manager, Hub: r.manager.Hub(), Fleet: r.fleet,
 		Ready: r.readiness,
 		Status: func() handlers.Status {
-			return handlers.Status{Phase: "serving", Since: time.Now(), StartedAt: time.Now()}
+			return handlers.Status{Phase: "serving", Since: time.Now(), StartedAt: time.Now(), Ports: handlers.Ports{State: "open", LimitMode: "enforce"}}
 		},
-		Listener: func() listener.Status { return listener.Status{State: listener.StateOpen, Since: time.Now(), Admission: listener.Admission{Limits: listener.Limits{Mode: listener.ModeEnforce}}} },
-		Version:  handlers.Version{Version: "test", Commit: "none", Go: "go1.27"},
-		Metrics:  promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), Registerer: reg,
+		Listener: func() listener.Status {
+			return listener.Status{State: listener.StateOpen, Since: time.Now(), Admission: listener.Admission{Limits: listener.Limits{Mode: listener.ModeEnforce}}}
+		},
+		Version: handlers.Version{Version: "test", Commit: "none", Go: "go1.27"},
+		Metrics: promhttp.HandlerFor(reg, promhttp.HandlerOpts{}), Registerer: reg,
 		OpenAPI: sharedPages().document, Swagger: sharedPages().swagger, Reference: sharedPages().reference,
 		Web:              http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "dashboard") }),
 		OnControllerPort: func(*http.Request) bool { return !r.public.Load() },

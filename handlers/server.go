@@ -53,7 +53,13 @@ type Config struct {
 	// OnControllerPort says whether a request came in at the controller port;
 	// nil asks the listener.
 	OnControllerPort func(*http.Request) bool
-	Farewell         *Farewell // ends streams and waits when the controller stops; nil = never
+	// Shed says whether the connection of a request is to be turned away, and
+	// for how long; nil asks the listener.
+	Shed func(*http.Request) (pause time.Duration, shed bool)
+	// Overloaded writes the page for readers who are turned away; nil = all get
+	// a problem document.
+	Overloaded func(w http.ResponseWriter, r *http.Request, seconds int)
+	Farewell   *Farewell // ends streams and waits when the controller stops; nil = never
 
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil = metrics are kept but not shown
@@ -90,6 +96,9 @@ func newServer(cfg Config) *server {
 			info, ok := listener.InfoFrom(r.Context())
 			return ok && info.Port == listener.PortController
 		}
+	}
+	if cfg.Shed == nil {
+		cfg.Shed = shedByListener
 	}
 	if cfg.Kinds == nil {
 		cfg.Kinds = kinds.Default()
@@ -131,7 +140,7 @@ func (s *server) handler() http.Handler {
 	}
 	s.router.MethodNotAllowed(s.otherMethod)
 	s.router.NotFound(s.elsewhere)
-	return s.outer(s.cfg.Auth.Middleware(s.refuse)(s.router))
+	return s.outer(s.shedding(s.cfg.Auth.Middleware(s.refuse)(identified(s.router))))
 }
 
 // elsewhere hands what no route has to the dashboard.

@@ -39,6 +39,7 @@ func sessionBody(p auth.Principal) SessionBody {
 //	@Failure	401	{object}	Problem
 //	@Failure	403	{object}	Problem
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Failure	503	{object}	Problem
 //	@Router		/api/v1/session [get]
 func (s *server) getSession(w http.ResponseWriter, r *http.Request) error {
@@ -63,6 +64,7 @@ func (s *server) getSession(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		415		{object}	Problem
 //	@Failure		421		{object}	Problem
 //	@Failure		422		{object}	Problem
+//	@Failure		429		{object}	Problem
 //	@Failure		503		{object}	Problem
 //	@Router			/api/v1/session [post]
 func (s *server) signIn(w http.ResponseWriter, r *http.Request) error {
@@ -133,6 +135,7 @@ const defaultLinkUser = "admin"
 //	@Failure		415		{object}	Problem
 //	@Failure		421		{object}	Problem
 //	@Failure		422		{object}	Problem
+//	@Failure		429		{object}	Problem
 //	@Failure		503		{object}	Problem
 //	@Router			/api/v1/session/links [post]
 func (s *server) newSignInLink(w http.ResponseWriter, r *http.Request) error {
@@ -169,6 +172,7 @@ func (s *server) newSignInLink(w http.ResponseWriter, r *http.Request) error {
 //	@Failure	401	{object}	Problem
 //	@Failure	403	{object}	Problem
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Failure	503	{object}	Problem
 //	@Router		/api/v1/session [delete]
 func (s *server) signOut(w http.ResponseWriter, r *http.Request) error {

@@ -72,6 +72,7 @@ type MinuteBody struct {
 //	@Failure	401		{object}	Problem
 //	@Failure	403		{object}	Problem
 //	@Failure	421		{object}	Problem
+//	@Failure	429		{object}	Problem
 //	@Failure	503		{object}	Problem
 //	@Router		/api/v1/stats [get]
 func (s *server) stats(w http.ResponseWriter, r *http.Request) error {

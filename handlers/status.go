@@ -31,9 +31,16 @@ type Ports struct {
 	Controller []string   `json:"controller"`
 	Public     []string   `json:"public"`
 	PublicOpen bool       `json:"public_open"`
-	State      string     `json:"state"`    // of the listener
-	Reason     string     `json:"reason"`   // of that state
-	OpensAt    *time.Time `json:"opens_at"` // of the public port, when planned
+	State      string     `json:"state" enums:"starting,controller-only,settling,open,shedding,reclosed,public-failed,draining,closed"` // of the listener
+	Since      time.Time  `json:"since"`                                                                                                // of that state
+	Reason     string     `json:"reason"`                                                                                               // of that state
+	OpensAt    *time.Time `json:"opens_at"`                                                                                             // of the public port, when planned
+	Error      *string    `json:"error"`                                                                                                // why the public port could not be opened
+
+	ControllerConns int    `json:"controller_conns"`                       // held now
+	PublicConns     int    `json:"public_conns"`                           // held now
+	Waiting         int    `json:"waiting"`                                // connections that wait to be let in to the public port
+	LimitMode       string `json:"limit_mode" enums:"enforce,observe,off"` // of the limits of the public port
 } //	@name	Ports
 
 // Check is one thing that must hold for the public port to stay open.
@@ -65,6 +72,7 @@ type DatabaseStatus struct {
 //	@Failure	401	{object}	Problem
 //	@Failure	403	{object}	Problem
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Router		/api/v1/status [get]
 func (s *server) status(w http.ResponseWriter, _ *http.Request) error {
 	st := s.cfg.Status()
@@ -72,6 +80,7 @@ func (s *server) status(w http.ResponseWriter, _ *http.Request) error {
 	st.ShardsOwned = notNil(st.ShardsOwned)
 	st.Checks = notNil(st.Checks)
 	st.Ports.Controller, st.Ports.Public = notNil(st.Ports.Controller), notNil(st.Ports.Public)
+	st.Ports.Since = st.Ports.Since.UTC().Truncate(time.Microsecond)
 	st.Since, st.StartedAt = st.Since.UTC().Truncate(time.Microsecond), st.StartedAt.UTC().Truncate(time.Microsecond)
 	return s.writeJSON(w, http.StatusOK, st)
 }

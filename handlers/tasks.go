@@ -202,6 +202,7 @@ func (s *server) readBatch(r *http.Request) (subs []tasks.Submission, key tasks.
 //	@Failure		409				{object}	Problem
 //	@Failure		421				{object}	Problem
 //	@Failure		422				{object}	Problem
+//	@Failure		429				{object}	Problem
 //	@Failure		503				{object}	Problem
 //	@Router			/api/v1/tasks [get]
 func (s *server) listTasks(w http.ResponseWriter, r *http.Request) error {
@@ -285,6 +286,7 @@ func (s *server) taskFilter(q url.Values, now time.Time) (f tasks.Filter, err er
 //	@Failure		403				{object}	Problem
 //	@Failure		404				{object}	Problem
 //	@Failure		421				{object}	Problem
+//	@Failure		429				{object}	Problem
 //	@Failure		503				{object}	Problem
 //	@Router			/api/v1/tasks/{id} [get]
 func (s *server) getTask(w http.ResponseWriter, r *http.Request) error {
@@ -331,6 +333,7 @@ func (s *server) getTask(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		404	{object}	Problem
 //	@Failure		409	{object}	Problem	"completed already"
 //	@Failure		421	{object}	Problem
+//	@Failure		429	{object}	Problem
 //	@Failure		503	{object}	Problem
 //	@Router			/api/v1/tasks/{id}/cancel [post]
 func (s *server) cancelTask(w http.ResponseWriter, r *http.Request) error {

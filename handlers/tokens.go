@@ -58,6 +58,7 @@ func tokenBody(t auth.Token) TokenBody {
 //	@Failure	401	{object}	Problem
 //	@Failure	403	{object}	Problem
 //	@Failure	421	{object}	Problem
+//	@Failure	429	{object}	Problem
 //	@Failure	503	{object}	Problem
 //	@Router		/api/v1/tokens [get]
 func (s *server) listTokens(w http.ResponseWriter, r *http.Request) error {
@@ -91,6 +92,7 @@ func (s *server) listTokens(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		415		{object}	Problem
 //	@Failure		421		{object}	Problem
 //	@Failure		422		{object}	Problem
+//	@Failure		429		{object}	Problem
 //	@Failure		503		{object}	Problem
 //	@Router			/api/v1/tokens [post]
 func (s *server) newToken(w http.ResponseWriter, r *http.Request) error {
@@ -125,6 +127,7 @@ func (s *server) newToken(w http.ResponseWriter, r *http.Request) error {
 //	@Failure		403	{object}	Problem
 //	@Failure		404	{object}	Problem
 //	@Failure		421	{object}	Problem
+//	@Failure		429	{object}	Problem
 //	@Failure		503	{object}	Problem
 //	@Router			/api/v1/tokens/{id} [delete]
 func (s *server) revokeToken(w http.ResponseWriter, r *http.Request) error {

@@ -292,6 +292,7 @@ func pagesAreClean(t *testing.T, b *browser) {
 	shut.ready()
 	server, first, apart := serve(t, r.handler), serve(t, empty.handler), serve(t, shut.handler)
 	starting := serve(t, stayingPut(web.NotReady(startingStatus, "")))
+	full := serve(t, stayingPut(overloadedPage()))
 	pages := []struct{ name, server, path string }{
 		{"overview", server.URL, "/"},
 		{"overview-first-run", first.URL, "/"},
@@ -312,6 +313,7 @@ func pagesAreClean(t *testing.T, b *browser) {
 		{"not-found", server.URL, "/tasks/999999"},
 		{"sign-in", starting.URL, ""},
 		{"not-ready", starting.URL, "/"},
+		{"overloaded", full.URL, "/"},
 	}
 	for _, p := range pages {
 		t.Run(p.name, func(t *testing.T) {
@@ -362,6 +364,18 @@ func stayingPut(h http.Handler) http.Handler {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 		w.WriteHeader(rec.Code)
 		_, _ = io.WriteString(w, body)
+	})
+}
+
+// overloadedPage is what a reader sees whose connection is turned away.
+func overloadedPage() http.Handler {
+	turnedAway, assets := web.Overloaded(""), web.NotReady(startingStatus, "")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/static/") {
+			assets.ServeHTTP(w, r)
+			return
+		}
+		turnedAway(w, r, 17)
 	})
 }
 

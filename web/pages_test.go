@@ -676,3 +676,16 @@ func TestEmptyListsExplainThemselves(t *testing.T) {
 		}
 	}
 }
+
+func TestOverloadedPage(t *testing.T) {
+	t.Parallel()
+	w := httptest.NewRecorder()
+	web.Overloaded("/hg")(w, httptest.NewRequest(http.MethodGet, "/tasks", nil), 17)
+	body := w.Body.String()
+	if w.Code != http.StatusTooManyRequests || !strings.Contains(body, `content="17"`) || !strings.Contains(body, "overloaded") || !strings.Contains(body, "/hg/static/") {
+		t.Errorf("%d\n%s", w.Code, body)
+	}
+	if strings.Contains(body, "<script") {
+		t.Error("the page loads scripts")
+	}
+}

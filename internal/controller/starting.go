@@ -11,6 +11,7 @@ import (
 	"headgate/handlers"
 	"headgate/internal/auth"
 	"headgate/internal/fault"
+	"headgate/web"
 )
 
 // startingHandler serves until the controller has joined: the root endpoints
@@ -52,7 +53,7 @@ func (c *Controller) handlersConfig() handlers.Config {
 		Listener: c.listener.Status,
 		Version:  c.version(),
 		Metrics:  c.metricsHandler(),
-		Farewell: c.farewell,
+		Farewell: c.farewell, Overloaded: web.Overloaded(c.cfg.BasePath),
 		BasePath: c.cfg.BasePath, TrustedProxies: c.cfg.TrustedProxies,
 		Logger: c.opts.Logger.With("component", "http"),
 	}
