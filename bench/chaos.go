@@ -158,6 +158,7 @@ func (r *rig) killUp() {
 }
 
 // chaosHerd lets a herd lose its controller, and watches it come back.
+// Acceptance 58 and 59.
 func chaosHerd(ctx context.Context, b *bench, backoff bool) (err error) {
 	r, err := b.secureRig(ctx)
 	if err != nil {
