@@ -28,6 +28,8 @@ type benchmark struct {
 func table() []benchmark {
 	return []benchmark{
 		{[]string{"start_to_public_open_s"}, benchStart},
+		{[]string{"listener_refuse_us", "listener_admit_us", "listener_admit_overhead_us", "listener_admit_vs_plain"}, benchListener},
+		{[]string{"controller_port_p99_under_flood_ms", "controller_port_p50_under_flood_vs_calm"}, benchFlood},
 		{[]string{
 			"idle_submit_to_start_p50_ms", "idle_submit_to_start_p99_ms", "idle_submit_to_result_p50_ms",
 			"idle_submit_to_result_p99_ms", "idle_latency_vs_floor",
@@ -75,6 +77,7 @@ func run(args []string, out io.Writer) error {
 	agents := flags.Int("agents", 1, "with -simulator: how many agents")
 	herd := flags.Bool("herd", false, "be a herd of clients")
 	flood := flags.Bool("flood", false, "be a flood of strangers")
+	dialer := flags.Bool("dialer", false, "be the clients of the comparison of listeners")
 	prober := flags.Bool("prober", false, "be a client that measures answers")
 	echo := flags.String("echo-client", "", "be the client of the echo comparison with this folder")
 	if err := flags.Parse(args); err != nil {
@@ -94,6 +97,8 @@ func run(args []string, out io.Writer) error {
 		return runFlood(ctx)
 	case *prober:
 		return runProber(ctx)
+	case *dialer:
+		return runDialer(ctx)
 	case *echo != "":
 		return runEchoClient(ctx, *echo)
 	case *list:
