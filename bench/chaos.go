@@ -30,8 +30,11 @@ const (
 	herdBack    = 30 * time.Second
 	// probeLimit is for the controller port during all of it, p99.
 	probeLimit = 100 * time.Millisecond
-	// refuseLimit is what refusing may cost, in parts of a core.
+	// refuseLimit is what refusing a herd may cost, in parts of a core.
 	refuseLimit = 0.10
+	// floodCostLimit is what a flood may cost, with the handshakes that strangers are
+	// owed until they show what they are.
+	floodCostLimit = 0.50
 	// othersLimit is for honest clients during a flood, p95.
 	othersLimit = 100 * time.Millisecond
 	// floodRate and floodSources describe the flood.
@@ -50,6 +53,7 @@ func chaosTable() []chaosRun {
 	return []chaosRun{
 		{"herd", func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, true) }},
 		{"stubborn-herd", func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, false) }},
+		{"closed", chaosClosed},
 		{"flood", chaosFlood},
 	}
 }
@@ -93,6 +97,15 @@ func (b *bench) secureRig(ctx context.Context) (*rig, error) {
 }
 
 func (r *rig) makeSecure(ctx context.Context) error {
+	if err := r.securePort(ctx); err != nil {
+		return err
+	}
+	r.extra = append(r.extra, "--agents", "1")
+	return r.startUp(ctx)
+}
+
+// securePort chooses a public port and makes its certificate.
+func (r *rig) securePort(ctx context.Context) error {
 	port, err := freePort(ctx)
 	if err != nil {
 		return err
@@ -102,8 +115,8 @@ func (r *rig) makeSecure(ctx context.Context) error {
 		return err
 	}
 	r.public = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	r.extra = []string{"--tls-cert-file", cert, "--tls-key-file", key, "--agents", "1"}
-	return r.startUp(ctx)
+	r.extra = []string{"--tls-cert-file", cert, "--tls-key-file", key}
+	return nil
 }
 
 // writeCertificate makes a certificate for 127.0.0.1 that is its own authority.

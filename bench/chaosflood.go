@@ -23,7 +23,7 @@ func chaosFlood(ctx context.Context, b *bench) (err error) {
 		b.hold("flood_kept_connection_p95_ms", quantile(u.tabs.Times, 0.95), float64(othersLimit.Milliseconds()), "ms"),
 		b.hold("flood_controller_port_p95_ms", quantile(u.probe.Times, 0.95), float64(othersLimit.Milliseconds()), "ms"),
 		b.hold("flood_failures", float64(u.scripts.Failed+u.tabs.Failed+u.probe.Failed), 0, "requests"),
-		b.hold("flood_refuse_cost", u.cost(), refuseLimit, "cores"),
+		b.hold("flood_cost", u.cost(), floodCostLimit, "cores"),
 	)
 }
 

@@ -58,7 +58,7 @@ func newDoor(p *port, limits Limits, ramp time.Duration, now time.Time) *door {
 	}
 	d.lim.Store(&limits)
 	d.pacer.SetRate(now, limits.PublicRate)
-	p.slots.onFree = d.wakeUp
+	p.slots.onFree, p.slots.shared = d.wakeUp, true
 	return d
 }
 
@@ -200,7 +200,8 @@ func (d *door) uncharge(c *conn) {
 
 // straight takes what an admission costs if nobody is before c.
 func (d *door) straight(now time.Time, s *admission.Source, lim *Limits) bool {
-	if next := d.queue.NextAt(now); d.queue.LenKey(s) > 0 || !next.IsZero() && !next.After(now) || !d.room(now) {
+	d.holdLanes()
+	if next := d.queue.NextAt(now); d.queue.LenKey(s) > 0 || !next.IsZero() && !next.After(now) || !d.paced(now) || !d.p.slots.free(d.sources.Known(now, s)) {
 		return false
 	}
 	if ok, _ := d.may(now, s, lim); !ok {
@@ -209,10 +210,17 @@ func (d *door) straight(now time.Time, s *admission.Source, lim *Limits) bool {
 	return d.pacer.Take(now)
 }
 
-// room reports whether anybody at all can be admitted now.
-func (d *door) room(now time.Time) bool {
+// paced reports whether the pace of all lets anybody in now.
+func (d *door) paced(now time.Time) bool {
 	at := d.pacer.ReadyAt(now)
-	return !at.IsZero() && !at.After(now) && d.p.slots.free()
+	return !at.IsZero() && !at.After(now)
+}
+
+// holdLanes keeps those waiting for whom there is no place for a handshake;
+// the end of one wakes us.
+func (d *door) holdLanes() {
+	d.queue.Hold(admission.First, !d.p.slots.free(true))
+	d.queue.Hold(admission.Second, !d.p.slots.free(false))
 }
 
 // may takes the source's token if the source may go now; else it gives the
@@ -440,8 +448,8 @@ func (d *door) step(now time.Time) (c *conn, refused string, next time.Time) {
 			}
 			continue
 		}
-		if !d.room(now) {
-			// A place for a handshake wakes us; a token comes by itself.
+		d.holdLanes()
+		if !d.paced(now) {
 			if at := d.pacer.ReadyAt(now); d.queue.Total() > 0 && at.After(now) {
 				next = at
 			}

@@ -27,6 +27,10 @@ const plainAnswer = "HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain; chars
 	"Client sent an HTTP request to an HTTPS server.\n"
 
 const (
+	// hurriedHandshake is what an unknown client has for its handshake while
+	// places for handshakes are scarce: a round trip to the far end of the
+	// world, and an end for those who stall on purpose.
+	hurriedHandshake = 500 * time.Millisecond
 	// plainAnswerTimeout bounds writing that answer and reading what the
 	// client still sends, without which the answer would be lost in a reset.
 	plainAnswerTimeout = 1 * time.Second
@@ -50,11 +54,15 @@ func (p *port) handshake(c *conn) (*tls.Conn, error) {
 	if err := c.awaitFirst(); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNoFirst, err)
 	}
+	known := c.info.Class != ClassUnknown
 	began, end := time.Now(), at.Add(p.cfg.HandshakeTimeout)
-	if err := p.slots.take(p.life, end); err != nil {
+	if err := p.slots.take(p.life, end, known); err != nil {
 		return nil, err
 	}
-	defer p.slots.give()
+	defer p.slots.give(known)
+	if hurry := time.Now().Add(hurriedHandshake); !known && end.After(hurry) && p.slots.scarce(known) {
+		end = hurry
+	}
 	if err := c.SetDeadline(end); err != nil {
 		return nil, err
 	}

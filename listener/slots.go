@@ -8,15 +8,37 @@ import (
 	"time"
 )
 
-// slots is a number of places, changed at will, that are waited for in the
-// order of asking.
+// Of the places for handshakes neither known nor unknown clients get more than
+// three quarters, so that handshakes which stall on purpose, from however many
+// addresses, never take the last place of the others.
+const (
+	sharePart  = 3
+	shareWhole = 4
+)
+
+// slots is a number of places, changed at will, that two sorts of users wait
+// for, each in the order of asking.
 type slots struct {
 	onFree func() // if set, called without the lock when a place is free and nobody waits
+	shared bool   // neither sort gets all of them
 
-	mu      sync.Mutex
-	limit   int
+	mu    sync.Mutex
+	limit int
+	sorts [2]slotUsers
+}
+
+// slotUsers are those of one sort.
+type slotUsers struct {
 	used    int
 	waiting []chan struct{} // each closed when its place has been given
+}
+
+// slotSort gives the sort of a connection.
+func slotSort(known bool) int {
+	if known {
+		return 0
+	}
+	return 1
 }
 
 // set changes the number of places. Places in use above it are given back by
@@ -28,23 +50,46 @@ func (s *slots) set(limit int) {
 	s.hand()
 }
 
-// free reports whether a place could be had at once.
-func (s *slots) free() bool {
+// share gives how many places one sort may have; the caller holds mu.
+func (s *slots) share() int {
+	if !s.shared {
+		return s.limit
+	}
+	return max(1, s.limit*sharePart/shareWhole)
+}
+
+// has reports whether a place is there for that sort; the caller holds mu.
+func (s *slots) has(sort int) bool {
+	return s.sorts[0].used+s.sorts[1].used < s.limit && s.sorts[sort].used < s.share()
+}
+
+// free reports whether a known or unknown client could have a place at once.
+func (s *slots) free(known bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.used < s.limit && len(s.waiting) == 0
+	sort := slotSort(known)
+	return s.has(sort) && len(s.sorts[sort].waiting) == 0
+}
+
+// scarce reports whether a sort uses half of its places or more.
+func (s *slots) scarce(known bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return 2*s.sorts[slotSort(known)].used >= s.share()
 }
 
 // take waits for a place until end.
-func (s *slots) take(life context.Context, end time.Time) error {
+func (s *slots) take(life context.Context, end time.Time, known bool) error {
 	s.mu.Lock()
-	if s.used < s.limit && len(s.waiting) == 0 {
-		s.used++
+	sort := slotSort(known)
+	users := &s.sorts[sort]
+	if s.has(sort) && len(users.waiting) == 0 {
+		users.used++
 		s.mu.Unlock()
 		return nil
 	}
 	mine := make(chan struct{})
-	s.waiting = append(s.waiting, mine)
+	users.waiting = append(users.waiting, mine)
 	s.mu.Unlock()
 	timer := time.NewTimer(time.Until(end))
 	defer timer.Stop()
@@ -58,32 +103,36 @@ func (s *slots) take(life context.Context, end time.Time) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if at := slices.Index(s.waiting, mine); at >= 0 {
-		s.waiting = slices.Delete(s.waiting, at, at+1)
+	if at := slices.Index(users.waiting, mine); at >= 0 {
+		users.waiting = slices.Delete(users.waiting, at, at+1)
 	} else { // given at the same moment
-		s.used--
+		users.used--
 		s.hand()
 	}
 	return err
 }
 
 // give gives a place back.
-func (s *slots) give() {
+func (s *slots) give(known bool) {
 	s.mu.Lock()
-	s.used--
+	s.sorts[slotSort(known)].used--
 	s.hand()
-	spare := s.used < s.limit
+	spare := s.has(0) || s.has(1)
 	s.mu.Unlock()
 	if spare && s.onFree != nil {
 		s.onFree()
 	}
 }
 
-// hand gives free places to those who wait; the caller holds mu.
+// hand gives free places to those who wait, the known first; the caller holds
+// mu.
 func (s *slots) hand() {
-	for s.used < s.limit && len(s.waiting) > 0 {
-		close(s.waiting[0])
-		s.waiting = s.waiting[1:]
-		s.used++
+	for sort := range s.sorts {
+		users := &s.sorts[sort]
+		for s.has(sort) && len(users.waiting) > 0 {
+			close(users.waiting[0])
+			users.waiting = users.waiting[1:]
+			users.used++
+		}
 	}
 }

@@ -57,6 +57,7 @@ type Queue[K comparable, T any] struct {
 // lane is the ring of the keys that can be asked, and all keys by length.
 type lane[K comparable, T any] struct {
 	items    int
+	held     bool            // nobody of it is served
 	ready    *waiting[K, T] // the key whose turn it is, in a circle
 	byLength []*waiting[K, T]
 	longest  int
@@ -180,17 +181,24 @@ func (q *Queue[K, T]) Pop(now time.Time, may func(K) (ok bool, at time.Time)) (i
 	}
 }
 
+// Hold keeps a whole lane waiting, or lets it go on; its items keep their
+// places and expire as ever.
+func (q *Queue[K, T]) Hold(l Lane, held bool) { q.lanes[l].held = held }
+
 // whoseTurn gives the lane to serve now.
 func (q *Queue[K, T]) whoseTurn() (Lane, bool) {
 	l := Second
 	if q.turn < q.cfg.Weights[First] {
 		l = First
 	}
-	if q.lanes[l].ready == nil {
+	if !q.lanes[l].servable() {
 		l = 1 - l
 	}
-	return l, q.lanes[l].ready != nil
+	return l, q.lanes[l].servable()
 }
+
+// servable reports whether the lane has a key whose turn it can be.
+func (l *lane[K, T]) servable() bool { return l.ready != nil && !l.held }
 
 // served moves the turn on if it was that lane's. A lane that is served in the
 // place of the other does not use the other's turn up.
@@ -234,9 +242,9 @@ func (q *Queue[K, T]) Remove(key K, match func(T) bool) bool {
 }
 
 // NextAt gives the moment at which Pop can give something again if nothing is
-// unparked: now when a key waits for its turn, the zero time when none will.
+// unparked and no lane let go: now when a key waits for its turn, the zero time when none will.
 func (q *Queue[K, T]) NextAt(now time.Time) time.Time {
-	if q.lanes[First].ready != nil || q.lanes[Second].ready != nil {
+	if q.lanes[First].servable() || q.lanes[Second].servable() {
 		return now
 	}
 	if len(q.parked) > 0 {
