@@ -57,7 +57,7 @@ type Queue[K comparable, T any] struct {
 // lane is the ring of the keys that can be asked, and all keys by length.
 type lane[K comparable, T any] struct {
 	items    int
-	held     bool            // nobody of it is served
+	held     bool           // nobody of it is served
 	ready    *waiting[K, T] // the key whose turn it is, in a circle
 	byLength []*waiting[K, T]
 	longest  int
