@@ -119,6 +119,23 @@ func clause(reason string) string {
 	return strings.TrimRight(strings.ToUpper(reason[:1])+reason[1:], ". ") + ". "
 }
 
+// peer says in plain words what connections of a class are.
+func peer(class string) string {
+	switch class {
+	case "user":
+		return "signed in"
+	case "agent":
+		return "of agents"
+	case "controller":
+		return "of controllers"
+	case "known":
+		return "from known addresses"
+	case "unknown":
+		return "from others"
+	}
+	return class
+}
+
 // Gate is the box of the page about the gate, nil when it is open.
 func (p *page) Gate() *because {
 	if p.User.Kind == "" {

@@ -16,7 +16,7 @@ func TestTheOverviewShowsTheListener(t *testing.T) {
 	r.ready()
 	body := r.get(auth.Admin, "/").Body.String()
 	for _, want := range []string{
-		">Listener<", "[::]:7440", "38 user, 3 unauthenticated", "2 known, 17 unknown", "in force", "400/s", "203.0.113.77", "48,231",
+		">Listener<", "[::]:7440", "38 signed in, 3 from others", "2 known, 17 unknown", "in force", "400/s", "203.0.113.77", "48,231",
 		"Last 3 changes of state", "controller port accepts", "Gate open",
 	} {
 		if !strings.Contains(body, want) {

@@ -119,12 +119,14 @@ func (v *renderer) funcs() template.FuncMap {
 		"iconOf": func(class, name string) (template.HTML, error) {
 			return v.icon(name, class)
 		},
-		"st":    v.state,
-		"gate":  v.gate,
-		"took":  took,
-		"age":   age,
-		"size":  size,
-		"count": func(n int) string { return count(n) },
+		"st":       v.state,
+		"gate":     v.gate,
+		"took":     took,
+		"age":      age,
+		"size":     size,
+		"peer":     peer,
+		"sentence": func(reason string) string { return strings.TrimSpace(clause(reason)) },
+		"count":    func(n int) string { return count(n) },
 		"count64": func(n int64) string {
 			return count(n)
 		},

@@ -229,7 +229,7 @@ func readyStatus() web.Status {
 		},
 		Ports: []web.Port{
 			{Name: "Controller", Addresses: []string{"127.0.0.1:7441"}, Open: true, Conns: 3, Note: "never limited"},
-			{Name: "Public", Addresses: []string{"[::]:7440"}, Open: true, Conns: 41, Classes: []web.ClassConns{{Class: "user", Count: 38}, {Class: "unauthenticated", Count: 3}}},
+			{Name: "Public", Addresses: []string{"[::]:7440"}, Open: true, Conns: 41, Classes: []web.ClassConns{{Class: "user", Count: 38}, {Class: "unknown", Count: 3}}},
 		},
 		Listener: openListener(now),
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -150,9 +149,6 @@ func (r runFile) write(dir string) error {
 func readRunFile(dir string) (runFile, error) {
 	var r runFile
 	data, err := os.ReadFile(filepath.Join(dir, runFileName))
-	if errors.Is(err, os.ErrNotExist) {
-		return r, fmt.Errorf("%s has no %s: nothing started by `headgate up` is running there", dir, runFileName)
-	}
 	if err != nil {
 		return r, err
 	}

@@ -70,11 +70,12 @@ func (u *up) cancelOne(ctx context.Context, agent string) error {
 	return u.client.call(ctx, "POST", fmt.Sprintf("/api/v1/tasks/%s/cancel", task.ID), map[string]any{}, nil)
 }
 
-// historyMade asks the controller itself: a queue that holds tasks has a past.
+// historyMade asks the controller itself: an agent of the demo that has had
+// tasks has a past, while those of other agents here do not count.
 func (u *up) historyMade(ctx context.Context) (bool, error) {
 	var page struct {
 		Items []struct{} `json:"items"`
 	}
-	err := u.client.call(ctx, "GET", "/api/v1/tasks?limit=1", nil, &page)
+	err := u.client.call(ctx, "GET", "/api/v1/tasks?limit=1&agent="+u.children[0].id, nil, &page)
 	return len(page.Items) > 0, err
 }

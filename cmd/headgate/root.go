@@ -43,7 +43,9 @@ func newVersionCommand() *cobra.Command {
 }
 
 // addConfigFlags gives a command a flag for each setting of the controller.
+// Help shows them in that order, since some speak of the one before.
 func addConfigFlags(flags *pflag.FlagSet) {
+	flags.SortFlags = false
 	for _, k := range controller.Keys() {
 		flags.String(k.Name, k.Default(), fmt.Sprintf("%s [$%s]", k.Help, k.EnvName()))
 		if k.Bool {
@@ -52,15 +54,22 @@ func addConfigFlags(flags *pflag.FlagSet) {
 	}
 }
 
+func addConfigFile(flags *pflag.FlagSet, file *string) {
+	flags.StringVar(file, "config", "", "configuration file (YAML)")
+}
+
 // configFrom loads the configuration from the file, the environment and the
-// flags that were given; preset are values that win over defaults alone.
-func configFrom(cmd *cobra.Command, file string, extra map[string]string) (controller.Config, error) {
+// flags that were given; preset are values that win over defaults alone, for
+// commands that read no file.
+func configFrom(cmd *cobra.Command, file string, preset map[string]string) (controller.Config, error) {
 	given := map[string]string{}
 	cmd.Flags().Visit(func(f *pflag.Flag) { given[f.Name] = f.Value.String() })
 	values := map[string]string{}
 	for _, k := range controller.Keys() {
-		if v, ok := extra[k.Name]; ok {
-			values[k.Name] = v
+		if v, ok := preset[k.Name]; ok {
+			if _, set := os.LookupEnv(k.EnvName()); !set {
+				values[k.Name] = v
+			}
 		}
 		if v, ok := given[k.Name]; ok {
 			values[k.Name] = v

@@ -49,7 +49,7 @@ func newServeCommand() *cobra.Command {
 			return c.Run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
+	addConfigFile(cmd.Flags(), &file)
 	addConfigFlags(cmd.Flags())
 	return cmd
 }

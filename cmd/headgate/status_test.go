@@ -3,11 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 )
 
@@ -55,3 +58,87 @@ func TestStatusOfAKilledUpSaysSo(t *testing.T) {
 type errNoSuchPort struct{}
 
 func (errNoSuchPort) Error() string { return "connection refused" }
+
+func TestStatusOfAnOpenPortSaysWhatAFailedCheckLeadsTo(t *testing.T) {
+	t.Parallel()
+	var a answer
+	a.Ports.State, a.Ports.Reason = "open", "the database answers"
+	if got := a.because(); got != "the database answers" {
+		t.Errorf("without a failed check: %q", got)
+	}
+	a.Checks = []check{{Name: "memory", OK: true}, {Name: "database"}}
+	if got := a.because(); !strings.Contains(got, "for now") {
+		t.Errorf("with a failed check: %q", got)
+	}
+}
+
+// statusOf runs `headgate status` as far as it finds out whom to ask.
+func statusOf(t *testing.T, args ...string) (runFile, error) {
+	t.Helper()
+	cmd := newStatusCommand()
+	if err := cmd.Flags().Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	file, _ := cmd.Flags().GetString("config")
+	dir, _ := cmd.Flags().GetString("data")
+	return locate(cmd, file, dir)
+}
+
+func TestStatusFindsAControllerByItsSettings(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	put := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	says := func(err error, want string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want something with %q", err, want)
+		}
+	}
+	_, err := statusOf(t, "--data", dir)
+	says(err, "no controller has run")
+	put("controller-id", "x")
+	_, err = statusOf(t, "--data", dir)
+	says(err, "curl -sk https://127.0.0.1:7441/readyz")
+	ca := put("ca.pem", "x")
+	_, err = statusOf(t, "--data", dir)
+	says(err, "--admin-token-file")
+	first := put("admin-token", "x")
+	got, err := statusOf(t, "--data", dir, "--controller-addr", ":7999")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(runFile{ControllerURL: "https://127.0.0.1:7999", CAFile: ca, TokenFile: first}, got); diff != "" {
+		t.Errorf("by the directory (-want +got):\n%s", diff)
+	}
+	other := put("elsewhere", "x")
+	config := put("headgate.yaml", "data: "+dir+"\npublic_addr: 127.0.0.1:7440\ncontroller_addr: '[::]:7998'\nadmin_token_file: "+other+"\ndatabase_url: postgres://db/headgate?sslmode=verify-full\n")
+	if got, err = statusOf(t, "--config", config); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(runFile{ControllerURL: "https://127.0.0.1:7998", CAFile: ca, TokenFile: other}, got); diff != "" {
+		t.Errorf("by the file (-want +got):\n%s", diff)
+	}
+	_, err = statusOf(t, "--data", dir, "--controller-addr", "127.0.0.1:0")
+	says(err, "names no address and port")
+}
+
+func TestTheEnvironmentWinsOverThePresetsOfUp(t *testing.T) {
+	t.Setenv("HEADGATE_LOG_LEVEL", "debug")
+	cmd := newUpCommand()
+	if err := cmd.Flags().Parse([]string{"--data", t.TempDir(), "--drain-timeout", "7s"}); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := upConfig(cmd, &upOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.LogLevel != "debug" || cfg.DrainTimeout != 7*time.Second || cfg.PublicAddr != "127.0.0.1:7440" {
+		t.Errorf("level %q, drain %v, public %q", cfg.LogLevel, cfg.DrainTimeout, cfg.PublicAddr)
+	}
+}

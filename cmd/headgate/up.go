@@ -44,9 +44,12 @@ func newUpCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return runUp(cmd, opts) },
 	}
-	addConfigFlags(cmd.Flags())
 	cmd.Flags().IntVar(&opts.agents, "agents", 1, "how many agents to run on this machine")
 	cmd.Flags().BoolVar(&opts.demo, "demo", false, "five agents (one slow, one flaky) and a history of tasks")
+	addConfigFlags(cmd.Flags())
+	for name, value := range upPreset("DIR") {
+		cmd.Flags().Lookup(name).DefValue = value // for help alone
+	}
 	return cmd
 }
 
@@ -91,18 +94,25 @@ func upConfig(cmd *cobra.Command, opts *upOptions) (controller.Config, error) {
 	if opts.agents < 0 || opts.agents > maxLocalAgents {
 		return controller.Config{}, &usageError{fmt.Errorf("--agents must be from 0 to %d, not %d", maxLocalAgents, opts.agents)}
 	}
-	preset := map[string]string{
+	cfg, err := configFrom(cmd, "", upPreset(opts.dir))
+	cfg.Data = opts.dir
+	return cfg, err
+}
+
+// upPreset gives the defaults that differ from those of `serve`.
+func upPreset(dir string) map[string]string {
+	return map[string]string{
 		"public-addr":           "127.0.0.1:7440",
 		"database-url":          privateCluster,
-		"admin-token-file":      filepath.Join(opts.dir, "token"),
+		"admin-token-file":      filepath.Join(dir, upTokenFile),
 		"allow-loopback-agents": "true",
 		"log-level":             "warn",
 		"drain-timeout":         upDrain.String(),
 	}
-	cfg, err := configFrom(cmd, "", preset)
-	cfg.Data = opts.dir
-	return cfg, err
 }
+
+// upTokenFile holds the admin token of `up`, in its state directory.
+const upTokenFile = "token"
 
 // privateCluster stands for "start one here" until its address is known.
 const privateCluster = "private"

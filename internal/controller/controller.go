@@ -294,7 +294,7 @@ const (
 // database connects without end and brings the schema up to date.
 func (c *Controller) database(ctx context.Context, sup *supervisor) error {
 	c.ready.enter(phaseDatabase)
-	pause := firstDatabasePause
+	pause, last := firstDatabasePause, ""
 	for {
 		db, err := c.openDatabase(ctx)
 		if err == nil {
@@ -305,7 +305,10 @@ func (c *Controller) database(ctx context.Context, sup *supervisor) error {
 		if !worthAnotherTry(err) {
 			return err
 		}
-		c.log.Warn("the database is not usable yet; trying again", "err", err, "pause", pause)
+		if text := err.Error(); text != last {
+			c.log.Warn("the database is not usable yet; trying again until it is", "err", err)
+			last = text
+		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"headgate/internal/fault"
 )
 
 // line is a gate on a time line of its own.
@@ -231,5 +233,22 @@ func TestP95IsTheOneThatOneInTwentyIsAbove(t *testing.T) {
 	}
 	if got := fmt.Sprint(int(p95(took)), int(p95(took[19:])), int(took[0])); got != "19 1 20" {
 		t.Errorf("got %s", got)
+	}
+}
+
+func TestSentencesForOperatorsDoNotTellThemToTryAgain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{fault.Wrap(errors.New("dial"), fault.Unavailable, "database_unavailable", "the database does not answer").WithHint("try again in a few seconds"), "the database does not answer"},
+		{fault.New(fault.Invalid, "database_not_durable", "fsync is off.").WithHint("Switch it on."), "fsync is off: Switch it on."},
+		{fault.New(fault.Invalid, "x", "plain"), "plain"},
+		{errors.New("other"), "other"},
+	} {
+		if got := sentence(c.err); got != c.want {
+			t.Errorf("got %q, want %q", got, c.want)
+		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -61,15 +62,18 @@ func worthAnotherTry(err error) bool {
 	return true
 }
 
-// sentence gives what a user may read of an error.
+// sentence gives what a user may read of an error. The hint of what is
+// unavailable is left out: it tells callers to try again, which the controller
+// does by itself.
 func sentence(err error) string {
-	if e, ok := errors.AsType[*fault.Error](err); ok {
-		if e.Hint != "" {
-			return e.Message + " " + e.Hint
-		}
+	e, ok := errors.AsType[*fault.Error](err)
+	switch {
+	case !ok:
+		return err.Error()
+	case e.Hint == "" || e.Kind == fault.Unavailable:
 		return e.Message
 	}
-	return err.Error()
+	return strings.TrimSuffix(e.Message, ".") + ": " + e.Hint
 }
 
 // prepareDatabase checks that the server keeps what it acknowledges and
