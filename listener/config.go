@@ -37,7 +37,7 @@ const (
 
 	// defaultFirstByteTimeout ends clients that connect and say nothing.
 	defaultFirstByteTimeout = 3 * time.Second
-	// defaultHandshakeTimeout is counted from accept; it ends slow senders.
+	// defaultHandshakeTimeout is counted from admission; it ends slow senders.
 	defaultHandshakeTimeout = 5 * time.Second
 	// defaultAcceptTimeout is how long a ready connection waits for Accept;
 	// a client that waited longer has usually given up.
@@ -146,8 +146,8 @@ type PortConfig struct {
 	// TLS, if set, makes every connection of the port a TLS server connection.
 	TLS *tls.Config
 
-	FirstByteTimeout time.Duration // 0: 3 s; TLS only
-	HandshakeTimeout time.Duration // 0: 5 s, counted from accept; TLS only
+	FirstByteTimeout time.Duration // 0: 3 s of it; TLS only
+	HandshakeTimeout time.Duration // 0: 5 s, counted from admission; TLS only
 	AcceptTimeout    time.Duration // 0: 5 s waiting for a call of Accept
 
 	// What follows bounds the controller port; the public port has Limits.

@@ -78,8 +78,8 @@ func (d *door) update(now time.Time, limits Limits) {
 	d.queue.SetConfig(limits.line())
 	d.queue.UnparkAll()
 	d.lim.Store(&limits)
-	d.p.mu.Unlock()
 	d.p.slots.set(limits.Handshakes)
+	d.p.mu.Unlock()
 	d.wakeUp()
 }
 
@@ -158,8 +158,7 @@ func (d *door) decide(c *conn, scarce bool) (v ruling) {
 		if enforce {
 			return ruling{refused: why}
 		}
-	}
-	if !d.straight(now, c.source, lim) {
+	} else if !d.straight(now, c.source, lim) {
 		v = d.enqueue(now, c, known, enforce)
 	}
 	if v.refused != "" {

@@ -415,6 +415,31 @@ func TestObserveCountsAndRefusesNothing(t *testing.T) {
 	}
 }
 
+// TestObserveCountsAConnectionOnce has connections that are over two limits.
+func TestObserveCountsAConnectionOnce(t *testing.T) {
+	t.Parallel()
+	limits := wide()
+	limits.Mode, limits.SourceConns, limits.QueuePerSource = listener.ModeObserve, 1, 1
+	limits.SourceRate = listener.Rate{PerSecond: 0.001, Burst: 1}
+	simulated(t, limits, func(s *sim) {
+		for range 4 { // they are held: nobody calls Accept
+			c, err := s.dialFrom(s.public, "192.0.2.1")
+			if err != nil {
+				s.Fatal(err)
+			}
+			defer c.Close()
+		}
+		<-time.After(20 * time.Second)
+		would := 0.0
+		for _, reason := range []string{"rate_source", "queue_full", "queue_wait", "source_conns"} {
+			would += metric(s.T, s.reg, "headgate_listener_would_refuse_total", reason)
+		}
+		if would != 3 {
+			s.Errorf("%v would have been refused, want 3", would)
+		}
+	})
+}
+
 func TestChangeOfModeLetsWaitersIn(t *testing.T) {
 	t.Parallel()
 	simulated(t, listener.Limits{SourceRate: listener.Rate{PerSecond: 0.1, Burst: 1}}, func(s *sim) {

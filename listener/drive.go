@@ -224,26 +224,18 @@ func (d *driver) wait(p *phases, changed <-chan struct{}) {
 // next gives the nearest moment at which something is to be done; zero when
 // there is none.
 func (d *driver) next(p *phases) time.Time {
-	var at time.Time
-	sooner := func(t time.Time) {
-		if at.IsZero() || t.Before(at) {
-			at = t
-		}
-	}
+	at := d.warnAt
 	if t, ok := p.wantsOpen(); ok {
-		sooner(t)
+		at = earliest(at, t)
 	}
 	if t, to := p.plan(); to != "" {
-		sooner(t)
+		at = earliest(at, t)
 	}
 	if t, ok := d.turnAwayAt(p); ok && d.turns == nil {
-		sooner(t)
-	}
-	if !d.warnAt.IsZero() {
-		sooner(d.warnAt)
+		at = earliest(at, t)
 	}
 	if d.ask != nil && d.ask.result == nil {
-		sooner(d.ask.again)
+		at = earliest(at, d.ask.again)
 	}
 	return at
 }

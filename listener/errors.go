@@ -21,7 +21,7 @@ func (e *ConfigError) Error() string {
 type PortError struct {
 	Port Port
 	Addr string
-	Op   string // "listen", "reserve" or "open"
+	Op   string // "listen", "reserve", "open" or "accept"
 	Err  error
 	Hint string // a sentence for the operator; may be empty
 }

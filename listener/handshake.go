@@ -45,9 +45,10 @@ var errNoFirst = errors.New("no first byte")
 var errNoSlot = errors.New("no handshake slot came free in time")
 
 // handshake makes c a TLS connection. Waiting for the first byte takes no
-// slot, so that silent clients do not keep the others from theirs.
+// slot, so that silent clients do not keep the others from theirs. Its times
+// begin now: a client that has waited in the queue has all of them.
 func (p *port) handshake(c *conn) (*tls.Conn, error) {
-	at := c.info.AcceptedAt
+	at := time.Now()
 	if err := c.SetDeadline(at.Add(p.cfg.FirstByteTimeout)); err != nil {
 		return nil, err
 	}

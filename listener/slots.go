@@ -71,11 +71,12 @@ func (s *slots) free(known bool) bool {
 	return s.has(sort) && len(s.sorts[sort].waiting) == 0
 }
 
-// scarce reports whether a sort uses half of its places or more.
+// scarce reports whether a sort uses half of its places or more, where there
+// are sorts.
 func (s *slots) scarce(known bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return 2*s.sorts[slotSort(known)].used >= s.share()
+	return s.shared && 2*s.sorts[slotSort(known)].used >= s.share()
 }
 
 // take waits for a place until end.
@@ -101,15 +102,23 @@ func (s *slots) take(life context.Context, end time.Time, known bool) error {
 		err = errNoSlot
 	case <-life.Done():
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if at := slices.Index(users.waiting, mine); at >= 0 {
-		users.waiting = slices.Delete(users.waiting, at, at+1)
-	} else { // given at the same moment
-		users.used--
-		s.hand()
+	if !s.withdraw(users, mine) { // given at the same moment
+		s.give(known)
 	}
 	return err
+}
+
+// withdraw takes one who waits out of the line; false means that its place has
+// been given already.
+func (s *slots) withdraw(users *slotUsers, mine chan struct{}) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.Index(users.waiting, mine)
+	if at < 0 {
+		return false
+	}
+	users.waiting = slices.Delete(users.waiting, at, at+1)
+	return true
 }
 
 // give gives a place back.
