@@ -54,6 +54,10 @@ func TestBasePathIsInEveryAddress(t *testing.T) {
 		if res := r.call(t, "GET", next, "", auth.Admin); res.StatusCode != http.StatusOK {
 			t.Errorf("Link answers %d", res.StatusCode)
 		}
+		signIn := decode[handlers.MadeSignInLinkBody](t, r.call(t, "POST", prefix+"/api/v1/session/links", "{}", auth.Admin), http.StatusCreated)
+		if !strings.HasPrefix(signIn.Path, "/hg/sign-in?code=") {
+			t.Errorf("the sign-in link is at %q", signIn.Path)
+		}
 		p := readProblem(t, r.call(t, "GET", prefix+"/api/v1/none", "", auth.Admin))
 		if p.Type != "/hg/problems/no_such_path" || p.Instance != "/hg/api/v1/none" || !strings.Contains(p.Hint, " /hg/docs/api ") || !strings.Contains(p.Detail, " /hg/api/v1/none.") {
 			t.Errorf("problem %+v", p)

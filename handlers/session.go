@@ -109,7 +109,7 @@ type SignInLinkBody struct {
 // MadeSignInLinkBody is a new sign-in link; it is shown once.
 type MadeSignInLinkBody struct {
 	Code      string    `json:"code"`
-	Path      string    `json:"path" example:"/sign-in?code=..."` // below the address of the dashboard
+	Path      string    `json:"path" example:"/sign-in?code=..."` // on the host of the dashboard, base path included
 	ExpiresAt time.Time `json:"expires_at"`
 } //	@name	SignInLink
 
@@ -157,7 +157,7 @@ func (s *server) newSignInLink(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return s.writeJSON(w, http.StatusCreated, MadeSignInLinkBody{
-		Code: code, Path: "/sign-in?code=" + code, ExpiresAt: expires.UTC().Truncate(time.Microsecond),
+		Code: code, Path: s.at("/sign-in?code=" + code), ExpiresAt: expires.UTC().Truncate(time.Microsecond),
 	})
 }
 
