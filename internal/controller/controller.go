@@ -57,6 +57,7 @@ type Controller struct {
 	server   *http.Server
 	handler  atomic.Pointer[http.Handler] // replaced when the controller has joined
 	farewell *handlers.Farewell           // ends streams and waits in drain
+	parting  atomic.Bool                  // drain has begun to tell connections that they end
 
 	parts  parts         // set by join
 	gate   *stability    // set by join
@@ -130,7 +131,7 @@ func (c *Controller) bind() error {
 		}
 	}
 	c.server = &http.Server{
-		Handler:           http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*c.handler.Load()).ServeHTTP(w, r) }),
+		Handler:           http.HandlerFunc(c.answer),
 		ConnContext:       listener.ConnContext,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
@@ -262,7 +263,7 @@ func ignoreCancel(err error) error {
 // serve runs the HTTP server on both ports until drain has shut it down.
 func (c *Controller) serve(ctx context.Context) error {
 	done := make(chan error, 1)
-	go func() { done <- c.server.Serve(keptOpen{c.listener}) }()
+	go func() { done <- c.server.Serve(c.listener) }()
 	select {
 	case err := <-done:
 		if closed(err) {

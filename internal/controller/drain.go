@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
-
-	"headgate/listener"
 )
 
 // drain stops the controller so that its clients notice as little as can be.
@@ -30,15 +29,16 @@ func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
 	c.listener.Refuse()
 	d.done("public refuses")
 	open := c.farewell.Open()
-	shut := c.sayGoodbye(gentle)
+	told := c.sayGoodbye()
 	d.done("connections told to close")
 	left := c.farewell.Wait(gentle)
 	d.done("streams ended", "streams", open, "left", c.farewell.Open(), "spread", c.cfg.drainSpread())
 	left = errors.Join(left, c.listener.Drain(gentle))
 	d.done("ports closed")
-	if left = errors.Join(left, <-shut); left != nil {
+	if left = errors.Join(left, c.server.Shutdown(gentle)); left != nil {
 		c.log.Warn("requests were still open at the end and are broken off", "err", left, "close", c.server.Close())
 	}
+	told()
 	cancel()
 	d.done("requests ended")
 
@@ -61,43 +61,35 @@ func (c *Controller) drainLead() {
 	<-time.After(c.cfg.DrainLead)
 }
 
-// idleSweep is how often idle connections are closed. The first time comes
-// that long after they were told, so that a request under way is still served.
+// idleSweep is how often idle connections are closed.
 const idleSweep = 250 * time.Millisecond
 
 // sayGoodbye tells all connections that they end: answers over HTTP/1.1 say
-// Connection: close, HTTP/2 connections get GOAWAY, idle ones are closed, and
-// streams and waits begin to leave. The channel gives the end of the server's
-// shutdown, which comes after that of the listener.
-func (c *Controller) sayGoodbye(ctx context.Context) <-chan error {
+// Connection: close, those over HTTP/2 are followed by GOAWAY, idle connections
+// are closed, and streams and waits begin to leave. It goes on until the
+// function returned is called. The server's own Shutdown must wait until both
+// ports are closed: from its beginning, requests over HTTP/1.1 are dropped
+// without an answer, and the controller port must answer to the last.
+func (c *Controller) sayGoodbye() (end func()) {
+	c.parting.Store(true)
 	c.farewell.Begin(c.cfg.drainSpread())
-	ended, result := make(chan struct{}), make(chan error, 1)
+	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		result <- c.server.Shutdown(ctx)
-		close(ended)
-	}()
-	go func() {
-		tick := time.NewTicker(idleSweep)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				c.server.SetKeepAlivesEnabled(false) // closes what is idle now
-			case <-ended:
-				return
-			}
+		for ; ctx.Err() == nil; pause(ctx, idleSweep) {
+			c.server.SetKeepAlivesEnabled(false) // closes what is idle now
 		}
 	}()
-	return result
+	return cancel
 }
 
-// keptOpen is the listener as the HTTP server gets it. The server's Shutdown
-// begins with closing its listener, but the controller port must answer to the
-// last, so that is left to drain.
-type keptOpen struct{ *listener.Listener }
-
-// Close leaves the listener as it is.
-func (keptOpen) Close() error { return nil }
+// answer is the handler of both ports: that of the present phase, which in the
+// end adds that the connection ends.
+func (c *Controller) answer(w http.ResponseWriter, r *http.Request) {
+	if c.parting.Load() {
+		w.Header().Set("Connection", "close") // over HTTP/2 the server makes a GOAWAY of it
+	}
+	(*c.handler.Load()).ServeHTTP(w, r)
+}
 
 // drainLog writes a line for each step of a drain.
 type drainLog struct {

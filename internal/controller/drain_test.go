@@ -229,6 +229,53 @@ func TestADrainEndsByItsDeadline(t *testing.T) {
 	}
 }
 
+// TestADrainIsAnsweredInEveryProtocol proves that the controller port answers
+// to the last over HTTP/1.1 too, which monitors speak, and tells each client
+// that the connection ends.
+//
+// Acceptance 51.
+func TestADrainIsAnsweredInEveryProtocol(t *testing.T) {
+	t.Parallel()
+	s := start(t, testkit.NewDatabase(t), t.TempDir(), func(c *Config) { c.DrainTimeout = time.Minute })
+	s.await("the opening of the public port", s.c.Opened())
+	url := s.c.Endpoints().ControllerURL + "/readyz"
+	conn, finish := s.slowRequest() // keeps the drain from ending
+	done := s.drainBegins()
+	for deadline := time.Now().Add(time.Minute); !s.publicRefuses(); {
+		if time.Now().After(deadline) {
+			t.Fatal("the public port does not refuse")
+		}
+	}
+	old := pki.Client(s.c.state.roots)
+	old.NextProtos = []string{"http/1.1"}
+	for major, client := range map[int]*http.Client{
+		1: {Transport: &http.Transport{TLSClientConfig: old}},
+		2: s.toController(),
+	} {
+		for i := range 10 { // also long after everybody was told
+			resp, err := client.Get(url)
+			if err != nil {
+				t.Fatalf("HTTP/%d, request %d: %v", major, i, err)
+			}
+			resp.Body.Close()
+			if resp.ProtoMajor != major || resp.StatusCode != http.StatusServiceUnavailable {
+				t.Errorf("HTTP/%d: answered %d over %s", major, resp.StatusCode, resp.Proto)
+			}
+			if major == 1 && !resp.Close {
+				t.Error("HTTP/1: the answer does not say that the connection ends")
+			}
+		}
+		client.CloseIdleConnections()
+	}
+	if answer, err := finish(); err != nil || !strings.Contains(answer, "Connection: close") {
+		t.Errorf("the request that was open got %q, %v", answer, err)
+	}
+	conn.Close()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestADrainSaysGoAway proves that HTTP/2 clients hear of the stop while a
 // stream of theirs is still open.
 func TestADrainSaysGoAway(t *testing.T) {
