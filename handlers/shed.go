@@ -25,7 +25,7 @@ func (s *server) shedding(next http.Handler) http.Handler {
 			return
 		}
 		w.Header().Set("Connection", "close") // over HTTP/2 the server makes a GOAWAY of it
-		if s.cfg.Web != nil && strings.Contains(r.URL.Path, "/static/") && !isAPI(r.URL.Path) {
+		if s.cfg.Web != nil && strings.HasPrefix(r.URL.Path, "/static/") {
 			next.ServeHTTP(w, r)
 			return
 		}

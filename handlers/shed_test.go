@@ -27,7 +27,7 @@ func TestAShedConnectionIsToldWhenToComeBack(t *testing.T) {
 			w.WriteHeader(http.StatusTooManyRequests)
 		}
 	})
-	for _, path := range []string{"/api/v1/tasks", "/api/v1/events", "/readyz", "/nothing-here"} {
+	for _, path := range []string{"/api/v1/tasks", "/api/v1/events", "/readyz", "/nothing-here", "/tasks/static/x", "/sign-in/static/"} {
 		res := rig.do(t, "GET", path, "", auth.Viewer, nil)
 		if res.StatusCode != http.StatusTooManyRequests || res.Header.Get("Retry-After") != "7" || res.Header.Get("Connection") != "close" {
 			t.Errorf("%s: %d %v", path, res.StatusCode, res.Header)
