@@ -24,21 +24,21 @@ const (
 	// DefaultOpenBarrierTimeout is the advised OpenBarrierTimeout.
 	DefaultOpenBarrierTimeout = 15 * time.Second
 
-	// defaultOpenWarnAfter is far above what a sound start takes.
-	defaultOpenWarnAfter = 60 * time.Second
-	// defaultUnstableGrace rides out a hiccup, defaultReclosePeriod a short
-	// overload; defaultMinOpen keeps a program that flaps from taking the
+	// DefaultOpenWarnAfter is far above what a sound start takes.
+	DefaultOpenWarnAfter = 60 * time.Second
+	// DefaultUnstableGrace rides out a hiccup, DefaultReclosePeriod a short
+	// overload; DefaultMinOpen keeps a program that flaps from taking the
 	// public port along.
-	defaultUnstableGrace = 10 * time.Second
-	defaultReclosePeriod = 30 * time.Second
-	defaultMinOpen       = 30 * time.Second
-	// defaultActivatedHold is longer than a quick restart takes.
-	defaultActivatedHold = 10 * time.Second
+	DefaultUnstableGrace = 10 * time.Second
+	DefaultReclosePeriod = 30 * time.Second
+	DefaultMinOpen       = 30 * time.Second
+	// DefaultActivatedHold is longer than a quick restart takes.
+	DefaultActivatedHold = 10 * time.Second
 
-	// defaultFirstByteTimeout ends clients that connect and say nothing.
-	defaultFirstByteTimeout = 3 * time.Second
-	// defaultHandshakeTimeout is counted from admission; it ends slow senders.
-	defaultHandshakeTimeout = 5 * time.Second
+	// DefaultFirstByteTimeout ends clients that connect and say nothing.
+	DefaultFirstByteTimeout = 3 * time.Second
+	// DefaultHandshakeTimeout is counted from admission; it ends slow senders.
+	DefaultHandshakeTimeout = 5 * time.Second
 	// defaultAcceptTimeout is how long a ready connection waits for Accept;
 	// a client that waited longer has usually given up.
 	defaultAcceptTimeout = 5 * time.Second
@@ -168,11 +168,11 @@ type RetryConfig struct {
 func (c Config) withDefaults() Config {
 	c.Controller = c.Controller.withDefaults()
 	c.Public = c.Public.withDefaults()
-	orDefault(&c.OpenWarnAfter, defaultOpenWarnAfter)
-	orDefault(&c.UnstableGrace, defaultUnstableGrace)
-	orDefault(&c.ReclosePeriod, defaultReclosePeriod)
-	orDefault(&c.MinOpen, defaultMinOpen)
-	orDefault(&c.ActivatedHold, defaultActivatedHold)
+	orDefault(&c.OpenWarnAfter, DefaultOpenWarnAfter)
+	orDefault(&c.UnstableGrace, DefaultUnstableGrace)
+	orDefault(&c.ReclosePeriod, DefaultReclosePeriod)
+	orDefault(&c.MinOpen, DefaultMinOpen)
+	orDefault(&c.ActivatedHold, DefaultActivatedHold)
 	c.Limits = c.Limits.withDefaults(c.Public.TLS != nil)
 	orDefault(&c.Retry.Min, defaultRetryMin)
 	orDefault(&c.Retry.Max, max(defaultRetryMax, c.Retry.Min))
@@ -192,8 +192,8 @@ func (c Config) rules() rules {
 }
 
 func (p PortConfig) withDefaults() PortConfig {
-	orDefault(&p.HandshakeTimeout, defaultHandshakeTimeout)
-	orDefault(&p.FirstByteTimeout, min(defaultFirstByteTimeout, p.HandshakeTimeout))
+	orDefault(&p.HandshakeTimeout, DefaultHandshakeTimeout)
+	orDefault(&p.FirstByteTimeout, min(DefaultFirstByteTimeout, p.HandshakeTimeout))
 	orDefault(&p.AcceptTimeout, defaultAcceptTimeout)
 	orDefault(&p.MaxHandshakes, defaultHandshakes())
 	orDefault(&p.MaxPending, defaultMaxPending)

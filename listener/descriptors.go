@@ -8,6 +8,11 @@ import (
 	"time"
 )
 
+// Descriptors gives how many file descriptors this process has open and how
+// many it may have. Each is 0 when it cannot be known, the limit also when
+// there is none.
+func Descriptors() (used, limit int) { return usedFiles(), openFiles() }
+
 // lookEvery is how many connections are accepted between two looks at the
 // descriptors while there are plenty.
 const lookEvery = 32

@@ -24,26 +24,28 @@ const (
 	tlsRatePerCPU   = 200  // handshakes; 7.5 % of a CPU with ECDSA certificates, 23 % with RSA ones
 	plainRatePerCPU = 2000 // an accept without a handshake costs a twelfth
 
-	defaultSourceRate  = 20
-	defaultSourceBurst = 40 // thirty members of a NAT come at once
-	defaultSourceConns = 256
-	defaultKnownFactor = 10
-
-	defaultAgentConns = 16
-	defaultUserConns  = 64
-
-	defaultQueue          = 1024
-	defaultQueuePerSource = 128
-	defaultQueueWait      = 5 * time.Second
-
-	defaultHandshakesPerSource = 32
-
 	defaultMaxConns = 4096
 	// connsHeadroom is what the files of the program itself are given when
 	// MaxConns follows from the limit of open files.
-	connsHeadroom    = 512
-	defaultFDReserve = 256
+	connsHeadroom = 512
 )
+
+// DefaultLimits gives the built-in limits but for those that follow from the
+// machine, which are left zero.
+func DefaultLimits() Limits {
+	return Limits{
+		Mode:                ModeEnforce,
+		SourceRate:          Rate{PerSecond: 20, Burst: 40}, // thirty members of a NAT come at once
+		KnownFactor:         10,
+		SourceConns:         256,
+		IdentityConns:       IdentityConns{Agent: 16, User: 64},
+		Queue:               1024,
+		QueuePerSource:      128,
+		QueueWait:           5 * time.Second,
+		HandshakesPerSource: 32,
+		FDReserve:           256,
+	}
+}
 
 // Rate is a number of connections a second, and of how many at once.
 type Rate = admission.Rate
@@ -96,8 +98,9 @@ type IdentityConns struct {
 
 // withDefaults fills in what was left zero.
 func (l Limits) withDefaults(tls bool) Limits {
+	d := DefaultLimits()
 	if l.Mode == "" {
-		l.Mode = ModeEnforce
+		l.Mode = d.Mode
 	}
 	perCPU := plainRatePerCPU
 	if tls {
@@ -105,19 +108,19 @@ func (l Limits) withDefaults(tls bool) Limits {
 	}
 	orDefault(&l.PublicRate.PerSecond, float64(perCPU*runtime.GOMAXPROCS(0)))
 	orDefault(&l.PublicRate.Burst, max(l.PublicRate.PerSecond, 1))
-	orDefault(&l.SourceRate.PerSecond, defaultSourceRate)
-	orDefault(&l.SourceRate.Burst, max(defaultSourceBurst, 2*l.SourceRate.PerSecond))
-	orDefault(&l.KnownFactor, defaultKnownFactor)
-	orDefault(&l.SourceConns, defaultSourceConns)
-	orDefault(&l.IdentityConns.Agent, defaultAgentConns)
-	orDefault(&l.IdentityConns.User, defaultUserConns)
-	orDefault(&l.Queue, defaultQueue)
-	orDefault(&l.QueuePerSource, min(defaultQueuePerSource, l.Queue))
-	orDefault(&l.QueueWait, defaultQueueWait)
+	orDefault(&l.SourceRate.PerSecond, d.SourceRate.PerSecond)
+	orDefault(&l.SourceRate.Burst, max(d.SourceRate.Burst, 2*l.SourceRate.PerSecond))
+	orDefault(&l.KnownFactor, d.KnownFactor)
+	orDefault(&l.SourceConns, d.SourceConns)
+	orDefault(&l.IdentityConns.Agent, d.IdentityConns.Agent)
+	orDefault(&l.IdentityConns.User, d.IdentityConns.User)
+	orDefault(&l.Queue, d.Queue)
+	orDefault(&l.QueuePerSource, min(d.QueuePerSource, l.Queue))
+	orDefault(&l.QueueWait, d.QueueWait)
 	orDefault(&l.Handshakes, defaultHandshakes())
-	orDefault(&l.HandshakesPerSource, defaultHandshakesPerSource)
+	orDefault(&l.HandshakesPerSource, d.HandshakesPerSource)
 	orDefault(&l.MaxConns, maxConnsFor(openFiles()))
-	orDefault(&l.FDReserve, defaultFDReserve)
+	orDefault(&l.FDReserve, d.FDReserve)
 	return l
 }
 

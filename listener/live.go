@@ -70,7 +70,7 @@ func (m *liveMetrics) Collect(out chan<- prometheus.Metric) {
 	gauge(m.queue, float64(unknown), "unknown")
 	gauge(m.tracked, float64(tracked))
 	counter(m.overflows, float64(overflows))
-	if used, limit := usedFiles(), openFiles(); used > 0 && limit > 0 {
+	if used, limit := Descriptors(); used > 0 && limit > 0 {
 		gauge(m.files, float64(used)/float64(limit))
 	}
 	if n, ok := listenOverflows(); ok {

@@ -16,6 +16,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"headgate/handlers"
+	"headgate/listener"
 	"headgate/web"
 )
 
@@ -51,10 +52,8 @@ type Config struct {
 const (
 	DefaultPublicAddr     = ":7440"
 	DefaultControllerAddr = "127.0.0.1:7441"
-	defaultOpenDelay      = 2 * time.Second // settles what the start stirred up
 	defaultDrainSpread    = 5 * time.Second
 	defaultDrainTimeout   = 30 * time.Second
-	defaultActivatedHold  = 10 * time.Second // longer than a quick restart takes
 )
 
 // DefaultConfig gives the configuration before file, environment and flags.
@@ -64,11 +63,11 @@ func DefaultConfig() Config {
 		PublicAddr:     DefaultPublicAddr,
 		ControllerAddr: DefaultControllerAddr,
 		Fleet:          "headgate",
-		OpenDelay:      defaultOpenDelay,
+		OpenDelay:      listener.DefaultOpenDelay,
 		Listening:      defaultListening(),
 		DrainSpread:    defaultDrainSpread,
 		DrainTimeout:   defaultDrainTimeout,
-		ActivatedHold:  defaultActivatedHold,
+		ActivatedHold:  listener.DefaultActivatedHold,
 		LogLevel:       "info",
 	}
 }

@@ -9,18 +9,6 @@ import (
 	"headgate/listener"
 )
 
-// Settings of the listener as they are without any configuration. A number of
-// 0 is not a limit of nothing: the listener finds one that fits the machine.
-const (
-	defaultOpenWarnAfter    = time.Minute
-	defaultUnstableGrace    = 10 * time.Second
-	defaultRecloseAfter     = 30 * time.Second
-	defaultMinOpen          = 30 * time.Second
-	defaultHandshakeTimeout = 5 * time.Second
-	defaultFirstByteTimeout = 3 * time.Second
-	defaultQueueWait        = 5 * time.Second
-)
-
 // Listening are the settings of the two-phase listener beside its addresses.
 type Listening struct {
 	OpenBarrierTimeout time.Duration
@@ -34,27 +22,20 @@ type Listening struct {
 	Limits             listener.Limits
 }
 
+// defaultListening gives the settings as they are without any configuration,
+// which are the listener's own. A number of 0 is not a limit of nothing: the
+// listener finds one that fits the machine.
 func defaultListening() Listening {
 	return Listening{
 		OpenBarrierTimeout: listener.DefaultOpenBarrierTimeout,
 		OpenRamp:           listener.DefaultOpenRamp,
-		OpenWarnAfter:      defaultOpenWarnAfter,
-		UnstableGrace:      defaultUnstableGrace,
-		RecloseAfter:       defaultRecloseAfter,
-		MinOpen:            defaultMinOpen,
-		HandshakeTimeout:   defaultHandshakeTimeout,
-		FirstByteTimeout:   defaultFirstByteTimeout,
-		Limits: listener.Limits{
-			Mode:                listener.ModeEnforce,
-			SourceRate:          listener.Rate{PerSecond: 20, Burst: 40},
-			SourceConns:         256,
-			IdentityConns:       listener.IdentityConns{Agent: 16, User: 64},
-			Queue:               1024,
-			QueuePerSource:      128,
-			QueueWait:           defaultQueueWait,
-			HandshakesPerSource: 32,
-			FDReserve:           256,
-		},
+		OpenWarnAfter:      listener.DefaultOpenWarnAfter,
+		UnstableGrace:      listener.DefaultUnstableGrace,
+		RecloseAfter:       listener.DefaultReclosePeriod,
+		MinOpen:            listener.DefaultMinOpen,
+		HandshakeTimeout:   listener.DefaultHandshakeTimeout,
+		FirstByteTimeout:   listener.DefaultFirstByteTimeout,
+		Limits:             listener.DefaultLimits(),
 	}
 }
 

@@ -145,7 +145,26 @@ func (c *Controller) bind() error {
 			return err
 		}
 	}
-	l, err := listener.New(context.Background(), listener.Config{
+	l, err := listener.New(context.Background(), c.listenerConfig(public, passed))
+	if err != nil {
+		return err
+	}
+	c.listener = l
+	l.SetKnown(c.cfg.TrustedProxies) // each speaks for many clients
+	if err := c.checkPassed(); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	starting, err := c.startingHandler()
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	c.handler.Store(&starting)
+	return nil
+}
+
+// listenerConfig gives what the settings say of the two ports.
+func (c *Controller) listenerConfig(public *tls.Config, passed []listener.Socket) listener.Config {
+	return listener.Config{
 		Controller: listener.PortConfig{Addr: c.cfg.ControllerAddr, TLS: pki.ControllerPort(c.state.port, c.state.roots)},
 		Public: listener.PortConfig{
 			Addr: c.cfg.PublicAddr, TLS: public,
@@ -167,21 +186,7 @@ func (c *Controller) bind() error {
 		ActivatedHold: c.cfg.ActivatedHold,
 		Logger:        c.log,
 		Registerer:    c.registry,
-	})
-	if err != nil {
-		return err
 	}
-	c.listener = l
-	l.SetKnown(c.cfg.TrustedProxies) // each speaks for many clients
-	if err := c.checkPassed(); err != nil {
-		return errors.Join(err, l.Close())
-	}
-	starting, err := c.startingHandler()
-	if err != nil {
-		return errors.Join(err, l.Close())
-	}
-	c.handler.Store(&starting)
-	return nil
 }
 
 // checkPassed refuses plain HTTP beyond this machine as validate does, for the

@@ -2,10 +2,10 @@ package controller
 
 import (
 	"math"
-	"os"
 	"runtime/debug"
 	"runtime/metrics"
-	"syscall"
+
+	"headgate/listener"
 )
 
 // resources is what this process has taken of what is bounded; a limit of 0
@@ -18,25 +18,13 @@ type resources struct {
 // ownResources looks at this process.
 func ownResources() resources {
 	var r resources
-	var limit syscall.Rlimit
-	if open, err := openDescriptors(); err == nil && syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) == nil {
-		r.Descriptors, r.DescriptorLimit = float64(open), float64(limit.Cur)
+	if used, limit := listener.Descriptors(); used > 0 {
+		r.Descriptors, r.DescriptorLimit = float64(used), float64(limit)
 	}
 	if most := debug.SetMemoryLimit(-1); most < math.MaxInt64 { // a negative value only reads
 		r.Memory, r.MemoryLimit = liveMemory(), float64(most)
 	}
 	return r
-}
-
-// openDescriptors counts them; it fails where there is no /proc.
-func openDescriptors() (int, error) {
-	dir, err := os.Open("/proc/self/fd")
-	if err != nil {
-		return 0, err
-	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(-1)
-	return len(names) - 1, err // less the one that reads
 }
 
 // liveMemory gives the bytes that stay after a collection. What the process
