@@ -214,11 +214,14 @@ func TestWaitingForASlotEndsAtTheDeadline(t *testing.T) {
 	waitFor(t, "all three to be ended", func() bool {
 		return metric(t, reg, "headgate_listener_handshake_failures_total", "timeout") == 3
 	})
-	c, err := tls.Dial("tcp", addr, trust) // the slot is free again
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Close()
+	// A busy machine may need more than the half second of a stranger.
+	waitFor(t, "the slot to be free again", func() bool {
+		c, err := tls.Dial("tcp", addr, trust)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
 }
 
 func TestHandshakeDeadlineEndsWithTheHandshake(t *testing.T) {
