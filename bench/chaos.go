@@ -219,20 +219,20 @@ func (r *rig) herdRestart(ctx context.Context, w *worker) (err error) {
 	if err := w.order(herdOrder{Mark: true}, &s); err != nil {
 		return err
 	}
-	if err := r.startUp(ctx); err != nil { // returns when the public port is open
-		return err
-	}
-	opened := s
-	if err := w.order(herdOrder{}, &opened); err != nil {
-		return err
-	}
 	var seen probeState
 	p, err := startWorker(&seen, nil, "-prober")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	if err := p.order(probeOrder{Target: controller, Path: "/livez", From: "127.0.0.1", Every: 20 * time.Millisecond}, &seen); err != nil {
+	if err := p.order(probeOrder{Target: controller, Path: "/livez", From: "127.0.0.1", Every: 20 * time.Millisecond, Patient: true}, &seen); err != nil {
+		return err
+	}
+	if err := r.startUp(ctx); err != nil { // returns when the public port is open
+		return err
+	}
+	var opened herdState
+	if err := w.order(herdOrder{}, &opened); err != nil {
 		return err
 	}
 	if err := w.allBack(ctx, &s); err != nil {

@@ -22,6 +22,7 @@ type probeOrder struct {
 	Every   time.Duration `json:"every"`
 	Clients int           `json:"clients"` // that many, each at an address of its own from there on
 	Keep    bool          `json:"keep"`    // over one connection each, not a new one each time
+	Patient bool          `json:"patient"` // failures before the first answer do not count: it is not there yet
 	Stop    bool          `json:"stop"`
 }
 
@@ -40,8 +41,9 @@ type prober struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	mu   sync.Mutex
-	seen probeState
+	mu      sync.Mutex
+	patient bool // nothing has answered yet, and need not
+	seen    probeState
 }
 
 // runProber is the process.
@@ -66,6 +68,7 @@ func (p *prober) obey(o probeOrder) (probeState, error) {
 		if err != nil {
 			return probeState{}, err
 		}
+		p.patient = o.Patient
 		var ctx context.Context
 		ctx, p.stop = context.WithCancel(p.ctx)
 		for range max(o.Clients, 1) {
@@ -88,6 +91,10 @@ func (p *prober) take() probeState {
 func (p *prober) note(took time.Duration, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if err != nil && p.patient {
+		return
+	}
+	p.patient = false
 	if err == nil {
 		p.seen.Times = append(p.seen.Times, took)
 		return
