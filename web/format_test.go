@@ -132,7 +132,10 @@ func TestShellQuoting(t *testing.T) {
 
 func TestLocalPathsOnly(t *testing.T) {
 	t.Parallel()
-	for in, want := range map[string]string{"/tasks?x=1": "/tasks?x=1", "//evil": "/", "https://evil": "/", "": "/", `/\evil`: "/", "/a\nb": "/"} {
+	for in, want := range map[string]string{
+		"/tasks?x=1": "/tasks?x=1", "//evil": "/", "https://evil": "/", "": "/", `/\evil`: "/", "/a\nb": "/",
+		"/../other": "/", "/..//evil": "/", "/tasks/..": "/", "/%2e%2E/other": "/", "/.%2e/other": "/", "/./tasks": "/", "/%zz": "/", "/tasks/a..b?q=../x": "/tasks/a..b?q=../x",
+	} {
 		if got := localPath(in); got != want {
 			t.Errorf("%q leads to %q, want %q", in, got, want)
 		}

@@ -2,6 +2,8 @@ package web
 
 import (
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -56,9 +58,14 @@ func (s *server) setTheme(w http.ResponseWriter, r *http.Request) error {
 }
 
 // localPath accepts a path of this site to come back to, without the base
-// path; anything else becomes the overview.
+// path; anything else becomes the overview. Dots, also escaped ones, would lead
+// out of the base path to whatever else the host serves.
 func localPath(p string) string {
 	if !strings.HasPrefix(p, "/") || strings.HasPrefix(p, "//") || strings.ContainsAny(p, "\\\r\n\t") {
+		return "/"
+	}
+	u, err := url.Parse(p)
+	if err != nil || slices.ContainsFunc(strings.Split(u.Path, "/"), func(part string) bool { return part == "." || part == ".." }) {
 		return "/"
 	}
 	return p
