@@ -72,6 +72,7 @@ const (
 	headerTimeout = 10 * time.Second  // a client that sends no header in this time is gone
 	idleTimeout   = 120 * time.Second // of a kept connection
 	maxHeader     = 64 << 10
+	maxStreams    = 100 // requests at one time over one HTTP/2 connection
 )
 
 // New takes the phases parse (done by LoadConfig), open and bind: when it
@@ -136,6 +137,7 @@ func (c *Controller) bind() error {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		ErrorLog:          slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
 	}
 	var passed []listener.Socket
