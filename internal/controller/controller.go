@@ -193,7 +193,11 @@ func (c *Controller) listenerConfig(public *tls.Config, passed []listener.Socket
 
 // checkPassed refuses plain HTTP beyond this machine as validate does, for the
 // address that counts: a passed socket may have another one than the settings.
+// The controller port must have one at all, or it could not call itself there.
 func (c *Controller) checkPassed() error {
+	if at := c.listener.Ports(); len(at.Controller) == 0 {
+		return fmt.Errorf("the socket that was passed for the controller port is %s; it must be one of TCP (ListenStream= with a port)", at.ControllerPath)
+	}
 	if c.cfg.publicTLS() || c.cfg.ProxyTLS {
 		return nil
 	}
