@@ -63,7 +63,7 @@ type Limits struct {
 	// SourceRate paces those of one source; 0: 20 a second, 40 at once. One
 	// that comes faster waits in the source's own part of the queue.
 	SourceRate Rate `json:"source_rate"`
-	// KnownFactor multiplies SourceRate for known sources. 0: 10.
+	// KnownFactor multiplies SourceRate and QueuePerSource for known sources. 0: 10.
 	KnownFactor float64 `json:"known_factor"`
 	// SourceConns bounds the connections that one source holds without having
 	// proved who it is. 0: 256.
@@ -73,7 +73,7 @@ type Limits struct {
 	IdentityConns IdentityConns `json:"identity_conns"`
 
 	Queue          int           `json:"queue"`            // waiting connections; 0: 1,024
-	QueuePerSource int           `json:"queue_per_source"` // of one source; 0: 128
+	QueuePerSource int           `json:"queue_per_source"` // of one unknown source; 0: 128
 	QueueWait      time.Duration `json:"-"`                // 0: 5 s, then they are reset
 
 	Handshakes int `json:"handshakes"` // under way at one moment; 0: 64 per CPU, at least 128
@@ -141,9 +141,12 @@ func (l Limits) source() admission.SourceRates {
 	return admission.SourceRates{Source: l.SourceRate, Known: l.KnownFactor}
 }
 
-// line gives the part that the queue goes by.
+// line gives the part that the queue goes by. A known source, which may stand
+// for a whole network or a proxy's clients, has more places as it has more
+// tokens; the queue still takes them away for those who have fewer.
 func (l Limits) line() admission.QueueConfig {
-	return admission.QueueConfig{Cap: l.Queue, CapPerKey: l.QueuePerSource, MaxWait: l.QueueWait}
+	known := min(float64(l.QueuePerSource)*l.KnownFactor, float64(l.Queue))
+	return admission.QueueConfig{Cap: l.Queue, CapPerKey: l.QueuePerSource, CapFirst: int(known), MaxWait: l.QueueWait}
 }
 
 // problems names everything that is wrong with limits whose defaults are

@@ -19,8 +19,17 @@ const (
 type QueueConfig struct {
 	Cap       int           // items in all; 0: no bound
 	CapPerKey int           // items of one key; 0: no bound
+	CapFirst  int           // of one key of the first lane; 0: CapPerKey
 	MaxWait   time.Duration // 0: for ever
 	Weights   [2]int        // of the lanes; both 0: 4 and 1. A lane of weight 0 gets only what the other leaves.
+}
+
+// perKey gives how many items a key of a lane may have; 0: no bound.
+func (c QueueConfig) perKey(l Lane) int {
+	if l == First && c.CapFirst > 0 {
+		return c.CapFirst
+	}
+	return c.CapPerKey
 }
 
 // Push says what became of an item.
@@ -126,7 +135,7 @@ func (q *Queue[K, T]) Push(now time.Time, l Lane, key K, item T) (lost T, what P
 	if w != nil {
 		own = w.items
 	}
-	if q.cfg.CapPerKey > 0 && own >= q.cfg.CapPerKey {
+	if most := q.cfg.perKey(l); most > 0 && own >= most {
 		return lost, KeyFull
 	}
 	if q.cfg.Cap > 0 && q.Total() >= q.cfg.Cap {

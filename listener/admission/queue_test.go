@@ -93,6 +93,28 @@ func TestStrictLanes(t *testing.T) {
 	}
 }
 
+func TestKeysOfTheFirstLaneHaveTheirOwnBound(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		cfg           admission.QueueConfig
+		first, second int
+	}{
+		{admission.QueueConfig{CapPerKey: 3, CapFirst: 7}, 7, 3},
+		{admission.QueueConfig{CapPerKey: 3}, 3, 3},
+		{admission.QueueConfig{Cap: 5, CapPerKey: 3, CapFirst: 7}, 5, 3},
+	} {
+		for lane, want := range map[admission.Lane]int{admission.First: c.first, admission.Second: c.second} {
+			q := admission.NewQueue[string, int](c.cfg)
+			for i := range 10 {
+				q.Push(start(), lane, "key", i)
+			}
+			if got := q.LenKey("key"); got != want {
+				t.Errorf("%+v: lane %d holds %d of one key, want %d", c.cfg, lane, got, want)
+			}
+		}
+	}
+}
+
 func TestFullQueueTakesFromTheLongest(t *testing.T) {
 	t.Parallel()
 	q := admission.NewQueue[string, string](admission.QueueConfig{Cap: 10, CapPerKey: 6})
