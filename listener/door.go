@@ -40,6 +40,8 @@ type door struct {
 	ids     map[who]int // connections charged to identities
 	retry   backoff
 	tellAt  time.Time // when refusals are logged; zero: there are none
+	top     []SourceStatus
+	topAt   time.Time // of top
 }
 
 // waiter is a connection in the queue. A ghost is let in already: in observe

@@ -51,8 +51,14 @@ type SourceStatus struct {
 	Refused uint64 `json:"refused"`
 }
 
-// topSources is how many sources a Status names.
-const topSources = 10
+const (
+	// topSources is how many sources a Status names.
+	topSources = 10
+	// fewSources are looked through for each Status. More are only once in
+	// topEvery: newcomers wait for that, and everybody can load a page.
+	fewSources = 1000
+	topEvery   = time.Second
+)
 
 // PortStatus is one port of a Status.
 type PortStatus struct {
@@ -114,8 +120,17 @@ func (d *door) status() Admission {
 		Limits: *lim, QueueWait: lim.QueueWait.Seconds(), HardCap: lim.hardCap(), OnlyKnown: d.only,
 		Queue:   QueueStatus{Known: d.queue.Len(admission.First), Unknown: d.queue.Len(admission.Second)},
 		Tracked: d.sources.Len(), Overflows: d.sources.Overflows(), Identities: len(d.ids),
-		Top: []SourceStatus{},
 	}
+	if d.sources.Len() <= fewSources || now.Sub(d.topAt) >= topEvery {
+		d.top, d.topAt = d.topNow(now), now
+	}
+	a.Top = d.top
+	return a
+}
+
+// topNow gives the sources that a Status names; the caller holds mu.
+func (d *door) topNow(now time.Time) []SourceStatus {
+	list := []SourceStatus{}
 	for _, v := range d.sources.Top(now, topSources) {
 		s := SourceStatus{Source: v.Key.String(), Class: ClassUnknown, Conns: v.Conns, Refused: v.Refused}
 		if v.Known {
@@ -124,7 +139,7 @@ func (d *door) status() Admission {
 		if v.Overflow {
 			s.Source = "others"
 		}
-		a.Top = append(a.Top, s)
+		list = append(list, s)
 	}
-	return a
+	return list
 }

@@ -121,9 +121,6 @@ func (p *Pacer) SetRate(now time.Time, r Rate) {
 	p.level = min(p.level, p.burst(now))
 }
 
-// Rate gives what SetRate set.
-func (p *Pacer) Rate() Rate { return p.rate }
-
 // Ramp makes rate and burst start at the part from (0 to 1) and grow evenly to
 // their full value over the time given. It empties what is above that part.
 func (p *Pacer) Ramp(now time.Time, from float64, over time.Duration) {

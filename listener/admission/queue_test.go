@@ -383,9 +383,9 @@ func TestRefusingAllocatesNothing(t *testing.T) { // not parallel: it counts all
 	now := start()
 	table := admission.NewSources(0, admission.SourceRates{Source: admission.Rate{PerSecond: 20, Burst: 40}})
 	q := admission.NewQueue[*admission.Source, int](admission.QueueConfig{Cap: 1024, CapPerKey: 128})
-	noisy := table.Get(now, key(t, "192.0.2.1"))
+	noisy := key(t, "192.0.2.1")
 	refuse := func() {
-		s := table.Get(now, noisy.Key())
+		s := table.Get(now, noisy)
 		if table.Take(now, s) {
 			return
 		}

@@ -49,12 +49,6 @@ type Source struct {
 	newer     *Source
 }
 
-// Key gives the source's key, the zero Key for the overflow.
-func (s *Source) Key() Key { return s.key }
-
-// Conns gives the connections that are charged to the source.
-func (s *Source) Conns() int { return s.conns }
-
 // SourceView is one source as an operator wants to see it.
 type SourceView struct {
 	Key     Key
@@ -331,20 +325,19 @@ func (t *Sources) Len() int { return len(t.table) }
 // Overflows gives how often a key found no place.
 func (t *Sources) Overflows() uint64 { return t.overs }
 
-// Top gives the n sources with most refusals, then most connections, the
+// Top gives the n (at least one) sources with most refusals, then most connections, the
 // overflow among them.
 func (t *Sources) Top(now time.Time, n int) []SourceView {
 	var top []SourceView
 	add := func(s *Source) {
-		if s.conns == 0 && s.refused == 0 {
-			return
+		v := SourceView{Key: s.key, Conns: s.conns, Refused: s.refused}
+		if s.conns == 0 && s.refused == 0 || len(top) == n && compareViews(v, top[n-1]) >= 0 {
+			return // as nearly all of a full table
 		}
-		v := SourceView{Key: s.key, Conns: s.conns, Refused: s.refused, Known: t.Known(now, s), Overflow: s == &t.overflow}
+		v.Known, v.Overflow = t.Known(now, s), s == &t.overflow
 		at, _ := slices.BinarySearchFunc(top, v, compareViews)
-		if at < n {
-			top = slices.Insert(top, at, v)
-			top = top[:min(len(top), n)]
-		}
+		top = slices.Insert(top, at, v)
+		top = top[:min(len(top), n)]
 	}
 	add(&t.overflow)
 	for s := t.newest; s != nil; s = s.older {
