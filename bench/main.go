@@ -102,9 +102,7 @@ func run(args []string, out io.Writer) error {
 	case *echo != "":
 		return runEchoClient(ctx, *echo)
 	case *list:
-		for _, m := range table() {
-			fmt.Fprintln(out, strings.Join(m.figures, "\n"))
-		}
+		listFigures(out)
 		return nil
 	}
 	chosen, err := choose(table(), *only)
@@ -121,6 +119,12 @@ func run(args []string, out io.Writer) error {
 		return b.runChaos(ctx, *chaos)
 	}
 	return b.runAll(ctx, chosen)
+}
+
+func listFigures(out io.Writer) {
+	for _, m := range table() {
+		fmt.Fprintln(out, strings.Join(m.figures, "\n"))
+	}
 }
 
 // choose picks the benchmarks that give one of the named figures.
