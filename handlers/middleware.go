@@ -205,7 +205,7 @@ func (s *server) guard(rt route) http.Handler {
 }
 
 func (s *server) admit(rt route, w http.ResponseWriter, r *http.Request) error {
-	if rt.controllerOnly && !s.cfg.OnControllerPort(r) {
+	if rt.controllerOnly && !s.cfg.OnePort && !s.cfg.OnControllerPort(r) {
 		return noSuchPath(r)
 	}
 	if err := s.cfg.Auth.Check(r.Context(), rt.perm); err != nil {

@@ -50,6 +50,9 @@ type Config struct {
 	// and -Host are believed.
 	TrustedProxies []netip.Prefix
 
+	// OnePort: there is no controller port, and what only it would serve is
+	// served to those who may.
+	OnePort bool
 	// OnControllerPort says whether a request came in at the controller port;
 	// nil asks the listener.
 	OnControllerPort func(*http.Request) bool

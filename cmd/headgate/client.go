@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
@@ -26,15 +27,15 @@ type client struct {
 // callTimeout bounds one call; waits for results pass their own context.
 const callTimeout = 30 * time.Second
 
-// newClient trusts the fleet's CA alone.
+// newClient trusts the certificates in caFile alone, which an http address
+// does not need.
 func newClient(base, caFile, tokenFile string) (*client, error) {
-	pem, err := os.ReadFile(caFile)
-	if err != nil {
-		return nil, fmt.Errorf("read the fleet's CA: %w", err)
-	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate", caFile)
+	var secure *tls.Config
+	if strings.HasPrefix(base, "https:") {
+		var err error
+		if secure, err = trusting(caFile); err != nil {
+			return nil, err
+		}
 	}
 	token, err := os.ReadFile(tokenFile)
 	if err != nil {
@@ -44,10 +45,41 @@ func newClient(base, caFile, tokenFile string) (*client, error) {
 		base:  strings.TrimRight(base, "/"),
 		token: strings.TrimSpace(string(token)),
 		http: &http.Client{Transport: &http.Transport{
-			TLSClientConfig:     &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13},
+			TLSClientConfig:     secure,
 			MaxIdleConnsPerHost: 4,
 		}},
 	}, nil
+}
+
+// trusting trusts the fleet's CA. A file that begins with the certificate of a
+// server, as that of a controller with one port does, stands for this server
+// alone: its names are those that the public uses.
+func trusting(caFile string) (*tls.Config, error) {
+	text, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificates to trust: %w", err)
+	}
+	pool := x509.NewCertPool()
+	block, _ := pem.Decode(text)
+	if block == nil || !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s holds no certificate", caFile)
+	}
+	first, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", caFile, err)
+	}
+	conf := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS13}
+	if first.IsCA && len(first.DNSNames)+len(first.IPAddresses) == 0 {
+		return conf, nil
+	}
+	conf.InsecureSkipVerify = true //nolint:gosec // the comparison below is stricter
+	conf.VerifyConnection = func(peer tls.ConnectionState) error {
+		if len(peer.PeerCertificates) == 0 || !first.Equal(peer.PeerCertificates[0]) {
+			return fmt.Errorf("the server shows another certificate than %s", caFile)
+		}
+		return nil
+	}
+	return conf, nil
 }
 
 // problem is an RFC 9457 document as the API sends it.

@@ -74,17 +74,26 @@ func locate(cmd *cobra.Command, file, dir string) (runFile, error) {
 		return runFile{}, err
 	}
 	r := runFile{CAFile: filepath.Join(cfg.Data, "ca.pem"), TokenFile: cfg.AdminTokenFile}
-	addr, err := netip.ParseAddrPort(cfg.ControllerAddr)
-	if host, port, _ := net.SplitHostPort(cfg.ControllerAddr); host == "" {
+	flag, at, scheme := "--controller-addr", cfg.ControllerAddr, "https"
+	if !cfg.TwoPhase {
+		flag, at = "--public-addr", cfg.PublicAddr
+		if cfg.TLSCertFile == "" {
+			scheme = "http"
+		} else {
+			r.CAFile = cfg.TLSCertFile
+		}
+	}
+	addr, err := netip.ParseAddrPort(at)
+	if host, port, _ := net.SplitHostPort(at); host == "" {
 		addr, err = netip.ParseAddrPort("127.0.0.1:" + port)
 	}
 	if err != nil || addr.Port() == 0 {
-		return r, &usageError{fmt.Errorf("--controller-addr: %q names no address and port to ask at", cfg.ControllerAddr)}
+		return r, &usageError{fmt.Errorf("%s: %q names no address and port to ask at", flag, at)}
 	}
 	if addr.Addr().IsUnspecified() {
 		addr = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), addr.Port())
 	}
-	r.ControllerURL = "https://" + addr.String()
+	r.ControllerURL = scheme + "://" + addr.String()
 	for _, name := range []string{upTokenFile, "admin-token"} {
 		if _, err := os.Stat(filepath.Join(cfg.Data, name)); r.TokenFile == "" && err == nil {
 			r.TokenFile = filepath.Join(cfg.Data, name)
@@ -185,8 +194,14 @@ func printStatus(cmd *cobra.Command, raw json.RawMessage) error {
 	if s.Ports.PublicOpen {
 		open = "accepts"
 	}
-	fmt.Fprintf(w, "listener\t%s: %s\n", s.Ports.State, s.because())
-	fmt.Fprintf(w, "controller port\t%s\n", strings.Join(s.Ports.Controller, ", "))
+	listener := s.Ports.State
+	if why := s.because(); why != "" {
+		listener += ": " + why
+	}
+	fmt.Fprintf(w, "listener\t%s\n", listener)
+	if len(s.Ports.Controller) > 0 {
+		fmt.Fprintf(w, "controller port\t%s\n", strings.Join(s.Ports.Controller, ", "))
+	}
 	fmt.Fprintf(w, "public port\t%s, %s\n", strings.Join(s.Ports.Public, ", "), open)
 	shown := map[string]bool{}
 	for _, c := range s.Checks {

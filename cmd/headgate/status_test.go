@@ -2,7 +2,16 @@ package main
 
 import (
 	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -140,5 +149,43 @@ func TestTheEnvironmentWinsOverThePresetsOfUp(t *testing.T) {
 	}
 	if cfg.LogLevel != "debug" || cfg.DrainTimeout != 7*time.Second || cfg.PublicAddr != "127.0.0.1:7440" {
 		t.Errorf("level %q, drain %v, public %q", cfg.LogLevel, cfg.DrainTimeout, cfg.PublicAddr)
+	}
+}
+
+// The certificate of a controller with one port bears the names that the
+// public uses, not the address that status asks at.
+func TestAServersCertificateStandsForThatServerAlone(t *testing.T) {
+	t.Parallel()
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("t"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") }))
+	defer server.Close()
+	for name, want := range map[string]bool{"its own": true, "another": false} {
+		leaf := server.Certificate().Raw
+		if !want {
+			key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+			if err != nil {
+				t.Fatal(err)
+			}
+			template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"example.com"}}
+			if leaf, err = x509.CreateCertificate(rand.Reader, template, template, key.Public(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		file := filepath.Join(t.TempDir(), "public.crt")
+		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := newClient(server.URL, file, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = c.call(t.Context(), http.MethodGet, "/", nil, nil)
+		c.http.CloseIdleConnections()
+		if (err == nil) != want {
+			t.Errorf("%s certificate: %v", name, err)
+		}
 	}
 }

@@ -26,6 +26,7 @@ type Config struct {
 	Data                string // state directory: keys, certificates, lock
 	PublicAddr          string
 	ControllerAddr      string
+	TwoPhase            bool // false: one public port, and no controller port
 	ControllerAdvertise string
 	DatabaseURL         string
 	Fleet               string
@@ -62,6 +63,7 @@ func DefaultConfig() Config {
 		Data:           "./.headgate",
 		PublicAddr:     DefaultPublicAddr,
 		ControllerAddr: DefaultControllerAddr,
+		TwoPhase:       true,
 		Fleet:          "headgate",
 		OpenDelay:      listener.DefaultOpenDelay,
 		Listening:      defaultListening(),
@@ -102,6 +104,7 @@ func generalKeys() []Key {
 		text("data", "state directory: keys, certificates, lock", func(c *Config) *string { return &c.Data }),
 		text("public-addr", "address of the public port", func(c *Config) *string { return &c.PublicAddr }),
 		text("controller-addr", "address of the controller port", func(c *Config) *string { return &c.ControllerAddr }),
+		flag("two-phase", "false = one public port, open from the start, that serves everything", func(c *Config) *bool { return &c.TwoPhase }),
 		text("controller-advertise", "address at which other controllers reach this one", func(c *Config) *string { return &c.ControllerAdvertise }),
 		text("database-url", "PostgreSQL, as URL or keywords; several hosts allowed", func(c *Config) *string { return &c.DatabaseURL }),
 		text("fleet", "name of the fleet, put into certificates when the CA is made", func(c *Config) *string { return &c.Fleet }),
@@ -344,7 +347,9 @@ func (c Config) validate() []error {
 	}
 	_, publicPort := checkAddr(bad, "public-addr", c.PublicAddr)
 	_, controllerPort := checkAddr(bad, "controller-addr", c.ControllerAddr)
-	if publicPort == controllerPort && publicPort != "0" && publicPort != "" {
+	if !c.TwoPhase {
+		c.validateOnePort(bad)
+	} else if publicPort == controllerPort && publicPort != "0" && publicPort != "" {
 		bad("public-addr and controller-addr: both use port %s; the two ports must differ", publicPort)
 	}
 	c.validateListening(bad)
@@ -358,6 +363,16 @@ func (c Config) validate() []error {
 		bad("public-addr: %s would be served without TLS beyond this machine; give tls-cert-file and tls-key-file, or proxy-tls if a proxy ends TLS, or listen on 127.0.0.1", c.PublicAddr)
 	}
 	return problems
+}
+
+// validateOnePort finds settings of a controller port that is not to be.
+func (c Config) validateOnePort(bad func(string, ...any)) {
+	if c.ControllerAddr != DefaultControllerAddr {
+		bad("controller-addr: with two-phase false there is no controller port; leave one of the two out")
+	}
+	if c.ControllerAdvertise != "" {
+		bad("controller-advertise: with two-phase false there is no port that other controllers could reach; leave one of the two out")
+	}
 }
 
 func checkAddr(bad func(string, ...any), key, addr string) (host, port string) {

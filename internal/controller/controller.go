@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -53,6 +54,7 @@ type Controller struct {
 	herald   *herald
 	registry *prometheus.Registry
 	state    *state
+	public   *tls.Config // of the public port; nil = plain HTTP
 	listener *listener.Listener
 	server   *http.Server
 	handler  atomic.Pointer[http.Handler] // replaced when the controller has joined
@@ -124,10 +126,9 @@ func listeningOn(addr string) []netip.Addr {
 // bind takes both ports and prepares the HTTP server, which at first answers
 // only what needs no database.
 func (c *Controller) bind() error {
-	var public *tls.Config
 	if c.cfg.publicTLS() {
 		var err error
-		if public, err = pki.PublicPort(c.cfg.TLSCertFile, c.cfg.TLSKeyFile, c.log); err != nil {
+		if c.public, err = pki.PublicPort(c.cfg.TLSCertFile, c.cfg.TLSKeyFile, c.log); err != nil {
 			return err
 		}
 	}
@@ -147,12 +148,12 @@ func (c *Controller) bind() error {
 			return err
 		}
 	}
-	l, err := listener.New(context.Background(), c.listenerConfig(public, passed))
+	l, err := listener.New(context.Background(), c.listenerConfig(passed))
 	if err != nil {
 		return err
 	}
 	c.listener = l
-	l.SetKnown(c.cfg.TrustedProxies) // each speaks for many clients
+	l.SetKnown(c.alwaysKnown())
 	if err := c.checkPassed(); err != nil {
 		return errors.Join(err, l.Close())
 	}
@@ -165,11 +166,16 @@ func (c *Controller) bind() error {
 }
 
 // listenerConfig gives what the settings say of the two ports.
-func (c *Controller) listenerConfig(public *tls.Config, passed []listener.Socket) listener.Config {
+func (c *Controller) listenerConfig(passed []listener.Socket) listener.Config {
+	var own listener.PortConfig
+	if c.cfg.TwoPhase {
+		own = listener.PortConfig{Addr: c.cfg.ControllerAddr, TLS: pki.ControllerPort(c.state.port, c.state.roots)}
+	}
 	return listener.Config{
-		Controller: listener.PortConfig{Addr: c.cfg.ControllerAddr, TLS: pki.ControllerPort(c.state.port, c.state.roots)},
+		Controller: own,
+		OnePort:    !c.cfg.TwoPhase,
 		Public: listener.PortConfig{
-			Addr: c.cfg.PublicAddr, TLS: public,
+			Addr: c.cfg.PublicAddr, TLS: c.public,
 			HandshakeTimeout: c.cfg.Listening.HandshakeTimeout, FirstByteTimeout: c.cfg.Listening.FirstByteTimeout,
 		},
 		OpenDelay:     c.cfg.OpenDelay,
@@ -195,7 +201,7 @@ func (c *Controller) listenerConfig(public *tls.Config, passed []listener.Socket
 // address that counts: a passed socket may have another one than the settings.
 // The controller port must have one at all, or it could not call itself there.
 func (c *Controller) checkPassed() error {
-	if at := c.listener.Ports(); len(at.Controller) == 0 {
+	if at := c.listener.Ports(); c.cfg.TwoPhase && len(at.Controller) == 0 {
 		return fmt.Errorf("the socket that was passed for the controller port is %s; it must be one of TCP (ListenStream= with a port)", at.ControllerPath)
 	}
 	if c.cfg.publicTLS() || c.cfg.ProxyTLS {
@@ -357,11 +363,27 @@ func (c *Controller) Endpoints() Endpoints {
 	if c.cfg.publicTLS() {
 		scheme = "https"
 	}
-	return Endpoints{
-		PublicURL:     scheme + "://" + reachable(ports.Public) + c.cfg.BasePath,
+	public := scheme + "://" + reachable(ports.Public)
+	e := Endpoints{
+		PublicURL:     public + c.cfg.BasePath,
 		ControllerURL: "https://" + reachable(ports.Controller),
 		CAFile:        c.state.path + "/" + caFile,
 	}
+	if !c.cfg.TwoPhase {
+		e.ControllerURL = public
+		if c.cfg.publicTLS() {
+			e.CAFile = absolute(c.cfg.TLSCertFile)
+		}
+	}
+	return e
+}
+
+// absolute gives a path that means the same in every folder.
+func absolute(path string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
 }
 
 // reachable gives host:port for this machine: a port on all addresses is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"headgate/internal/fleet"
@@ -15,6 +16,17 @@ const (
 	knownPause = time.Second // from one telling to the next, so that a storm of events costs little
 )
 
+// alwaysKnown gives whom the listener knows whatever agents there are: the
+// trusted proxies, each of which speaks for many clients, and without a
+// controller port this machine, since the gate and the operator call from it.
+func (c *Controller) alwaysKnown() []netip.Prefix {
+	list := slices.Clone(c.cfg.TrustedProxies)
+	if !c.cfg.TwoPhase {
+		list = append(list, netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("::1/128"))
+	}
+	return list
+}
+
 // keepKnown tells the listener the addresses of the paired agents, whose
 // machines it lets in first and at a higher rate, and of the trusted proxies.
 func (c *Controller) keepKnown(ctx context.Context) error {
@@ -25,7 +37,7 @@ func (c *Controller) keepKnown(ctx context.Context) error {
 		if err != nil {
 			c.log.Warn("list the addresses of the agents", "err", err)
 		} else {
-			c.listener.SetKnown(append(known, c.cfg.TrustedProxies...))
+			c.listener.SetKnown(append(known, c.alwaysKnown()...))
 		}
 		pause(ctx, knownPause)
 		select {

@@ -28,7 +28,7 @@ func TestSocketsThatWerePassedAreLookedAt(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		c := &Controller{cfg: Config{ProxyTLS: tt.proxyTLS}, listener: l}
+		c := &Controller{cfg: Config{ProxyTLS: tt.proxyTLS, TwoPhase: true}, listener: l}
 		switch err := c.checkPassed(); {
 		case tt.want == "" && err != nil:
 			t.Errorf("%s: %v", tt.name, err)

@@ -10,6 +10,7 @@ import (
 // logs what has changed and which changes wait for a restart. On an error
 // nothing has changed. One Reload at a time.
 func (c *Controller) Reload(next Config) error {
+	defer c.herald.reloading()()
 	var applied, waiting []string
 	for _, k := range Keys() {
 		was, is := k.get(c.loaded), k.get(next)

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,11 +20,24 @@ const selfCallTimeout = 3 * time.Second
 // asks /livez and not /readyz, which tells what the gate itself has found.
 func (c *Controller) selfCall(ctx context.Context) error { return c.callLivez(ctx, c.state.roots) }
 
+// selfTLS gives how a call to ourselves knows that it is us who answer: by the
+// fleet's CA or, without a controller port, by the certificate that the public
+// port serves.
+func (c *Controller) selfTLS(roots *pki.Roots) *tls.Config {
+	if c.cfg.TwoPhase {
+		return pki.Client(roots)
+	}
+	if c.public == nil {
+		return nil
+	}
+	return pki.SelfClient(c.public)
+}
+
 // callLivez asks the controller port for /livez, trusting roots.
 func (c *Controller) callLivez(ctx context.Context, roots *pki.Roots) error {
 	ctx, cancel := context.WithTimeout(ctx, selfCallTimeout)
 	defer cancel()
-	transport := &http.Transport{TLSClientConfig: pki.Client(roots), ForceAttemptHTTP2: true, DisableKeepAlives: true}
+	transport := &http.Transport{TLSClientConfig: c.selfTLS(roots), ForceAttemptHTTP2: true, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Endpoints().ControllerURL+"/livez", nil)
 	if err != nil {

@@ -47,6 +47,7 @@ func (c *Controller) keepTokenFiles(service *auth.Service) {
 // handlersConfig gives what both handlers share, before and after joining.
 func (c *Controller) handlersConfig() handlers.Config {
 	return handlers.Config{
+		OnePort:  !c.cfg.TwoPhase,
 		Ready:    c.readiness,
 		Status:   c.status,
 		Checks:   c.checks,
