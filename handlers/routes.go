@@ -22,7 +22,7 @@ type route struct {
 	handle         handlerFunc
 	query          []string // query parameters that it accepts; others are refused
 	body           int64    // largest JSON body in bytes; 0 = none is read
-	controllerOnly bool     // not there on the public port
+	controllerOnly bool     // not there on the public port, unless it is the only one
 	usesTasks      bool     // answers 503 until the queue is there
 	stream         bool     // stays open: no HEAD
 	page           bool     // for people: not in the OpenAPI document

@@ -335,13 +335,14 @@ func (s stubs) Accept() (net.Conn, error) {
 	}
 }
 
-// BenchmarkRefusePath is the listener's own part of a refusal, without the
-// kernel's. Acceptance 63: no allocation beyond the connection.
-func BenchmarkRefusePath(b *testing.B) {
+// refusePath opens a listener in memory that refuses, and gives what has one
+// connection refused: the listener's own part, without the kernel's.
+func refusePath(tb testing.TB) (refuse func()) {
+	tb.Helper()
 	mem := newNetwork()
 	limits := wide()
 	limits.SourceRate, limits.QueuePerSource = listener.Rate{PerSecond: 1e-9, Burst: 1}, 1
-	l, err := listener.New(b.Context(), config(func(c *listener.Config) {
+	l, err := listener.New(tb.Context(), config(func(c *listener.Config) {
 		c.Limits = limits
 		c.Listen = func(ctx context.Context, network, address string) (net.Listener, error) {
 			ln, err := mem.Listen(ctx, network, address)
@@ -352,22 +353,30 @@ func BenchmarkRefusePath(b *testing.B) {
 		}
 	}))
 	if err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
-	defer l.Close()
+	tb.Cleanup(func() { l.Close() })
 	l.MarkStable("test")
-	if _, err := l.WaitPublic(b.Context()); err != nil {
-		b.Fatal(err)
+	if _, err := l.WaitPublic(tb.Context()); err != nil {
+		tb.Fatal(err)
 	}
 	ln := mem.at(publicAddr(l))
 	c := &stub{from: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1).To4()}, next: make(chan struct{}, 2)}
 	for range 2 { // one is let in, one waits; both are kept
 		ln.conns <- &stub{from: c.from, next: make(chan struct{}, 1)}
 	}
-	b.ReportAllocs()
-	for b.Loop() {
+	return func() {
 		ln.conns <- c
 		<-c.next
+	}
+}
+
+// BenchmarkRefusePath measures a refusal. Acceptance 63.
+func BenchmarkRefusePath(b *testing.B) {
+	refuse := refusePath(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		refuse()
 	}
 }
 

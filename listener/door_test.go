@@ -528,6 +528,46 @@ func TestOpeningBeginsSlowly(t *testing.T) {
 	}, func(c *listener.Config) { c.OpenRamp = 10 * time.Second })
 }
 
+// Acceptance 49: the slow start after a re-opening too.
+func TestOpeningAgainBeginsSlowly(t *testing.T) {
+	t.Parallel()
+	const rate = 100
+	limits := listener.Limits{PublicRate: listener.Rate{PerSecond: rate, Burst: 1}, SourceRate: listener.Rate{PerSecond: 1, Burst: 1}}
+	simulated(t, limits, func(s *sim) {
+		answer(s.T, s.l)
+		firstSecond := func() (served int64) {
+			var count atomic.Int64
+			var wg sync.WaitGroup
+			began := time.Now()
+			for i := range 3 * rate { // more than come in at the full rate; each from elsewhere
+				wg.Go(func() {
+					if s.askFrom(s.public, fmt.Sprintf("192.0.%d.%d", 2+i/250, i%250)) == "public" && time.Since(began) <= time.Second {
+						count.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			return count.Load()
+		}
+		about := func(when string, want int64) {
+			if got := firstSecond(); got < want*8/10 || got > want*14/10 { // the rate grows during the second
+				s.Errorf("%s: %d were let in within a second, want about %d", when, got, want)
+			}
+			after(time.Hour)
+		}
+		about("after the first opening", rate/4)
+		about("when the slow start is over", rate)
+		s.l.MarkUnstable("ill")
+		after(2 * time.Minute)
+		wantState(s.T, s.l, listener.StateReclosed)
+		s.l.MarkStable("well")
+		if _, err := s.l.WaitPublic(s.Context()); err != nil {
+			s.Fatal(err)
+		}
+		about("after the opening again", rate/4)
+	}, func(c *listener.Config) { c.OpenRamp = listener.DefaultOpenRamp })
+}
+
 func TestRefusalsAreLoggedOnceForEachSource(t *testing.T) {
 	t.Parallel()
 	var log lockedBuffer

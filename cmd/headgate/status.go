@@ -26,7 +26,7 @@ func newStatusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show how the controller on this machine stands, over its controller port",
 		Long: "Show how the controller on this machine stands, over its controller port, which answers also\n" +
-			"while the public port is closed. Name the file of `headgate serve` by --config, or the state\n" +
+			"while the public port is closed, or over its one port (--two-phase=false). Name the file of `headgate serve` by --config, or the state\n" +
 			"directory by --data.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -56,6 +56,9 @@ func newStatusCommand() *cobra.Command {
 	addConfigFile(cmd.Flags(), &file)
 	cmd.Flags().StringVar(&dir, "data", "./.headgate", "state directory of the controller")
 	cmd.Flags().String("controller-addr", controller.DefaultControllerAddr, "its controller port, if `headgate up` has not written it to the directory")
+	cmd.Flags().String("public-addr", "127.0.0.1:7440", "its public port, likewise, if that is the only one")
+	cmd.Flags().String("two-phase", "true", "false if its public port is the only one")
+	cmd.Flags().Lookup("two-phase").NoOptDefVal = "true"
 	cmd.Flags().String("admin-token-file", "", "its file with an API token, if it is not in the directory")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the API's answer as it is")
 	return cmd

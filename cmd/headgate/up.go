@@ -7,10 +7,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -62,19 +64,30 @@ func runUp(cmd *cobra.Command, opts upOptions) error {
 	}
 	tuneMemory(os.LookupEnv)
 	log := newLogger(cfg.LogLevel)
+	ctx, cancel := untilHangUp(cmd.Context())
+	defer cancel()
 	u := &up{opts: opts, cfg: cfg, log: log, out: cmd.OutOrStdout(), failed: make(chan error, 1)}
-	runErr := u.start(cmd.Context())
+	runErr := u.start(ctx)
 	if runErr == nil {
 		u.greet(time.Since(began))
 		select {
-		case <-cmd.Context().Done():
+		case <-ctx.Done():
 			fmt.Fprintln(os.Stderr, "stopping; press Ctrl-C again to end at once")
 		case runErr = <-u.failed:
 		}
-	} else if cmd.Context().Err() != nil {
+	} else if ctx.Err() != nil {
 		runErr = nil // stopped by the user during the start
 	}
 	return errors.Join(runErr, u.stop())
+}
+
+// untilHangUp ends when the terminal is closed too: what runs in it stops in
+// order. Under nohup that signal is ignored, and stays so.
+func untilHangUp(ctx context.Context) (context.Context, context.CancelFunc) {
+	if signal.Ignored(syscall.SIGHUP) {
+		return context.WithCancel(ctx)
+	}
+	return signal.NotifyContext(ctx, syscall.SIGHUP)
 }
 
 // upConfig gives the controller's configuration for `up`: the user's flags

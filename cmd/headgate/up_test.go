@@ -92,7 +92,10 @@ func newInstance(t *testing.T) *instance {
 // up starts the program and waits until run.json is there.
 func (i *instance) up(args ...string) {
 	i.Helper()
-	all := append([]string{"up", "--data", i.dir, "--public-addr", "127.0.0.1:0", "--controller-addr", "127.0.0.1:0", "--open-delay", "100ms"}, args...)
+	all := append([]string{"up", "--data", i.dir, "--public-addr", "127.0.0.1:0", "--open-delay", "100ms"}, args...)
+	if !slices.Contains(args, "--two-phase=false") {
+		all = append(all, "--controller-addr", "127.0.0.1:0")
+	}
 	i.cmd = exec.Command(filepath.Join(programs, "headgate"), all...)
 	stdout, err := i.cmd.StdoutPipe()
 	if err != nil {

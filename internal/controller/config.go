@@ -46,6 +46,8 @@ type Config struct {
 	DrainTimeout        time.Duration
 	ActivatedHold       time.Duration
 	LogLevel            string
+
+	given []string // names of the settings that a source has set
 }
 
 // Defaults of the addresses lie below the ephemeral range on purpose, so that
@@ -329,6 +331,7 @@ func apply(c *Config, where string, is func(Key) bool, value string) error {
 	if err := keys[i].set(c, value); err != nil {
 		return fmt.Errorf("%s: %w", where, err)
 	}
+	c.given = append(c.given, keys[i].Name)
 	return nil
 }
 
@@ -365,12 +368,13 @@ func (c Config) validate() []error {
 	return problems
 }
 
-// validateOnePort finds settings of a controller port that is not to be.
+// validateOnePort finds settings of a controller port that is not to be. That
+// port's usual address, where somebody wrote it down, is one of them.
 func (c Config) validateOnePort(bad func(string, ...any)) {
-	if c.ControllerAddr != DefaultControllerAddr {
+	if slices.Contains(c.given, "controller-addr") {
 		bad("controller-addr: with two-phase false there is no controller port; leave one of the two out")
 	}
-	if c.ControllerAdvertise != "" {
+	if slices.Contains(c.given, "controller-advertise") {
 		bad("controller-advertise: with two-phase false there is no port that other controllers could reach; leave one of the two out")
 	}
 }

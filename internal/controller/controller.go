@@ -199,10 +199,15 @@ func (c *Controller) listenerConfig(passed []listener.Socket) listener.Config {
 
 // checkPassed refuses plain HTTP beyond this machine as validate does, for the
 // address that counts: a passed socket may have another one than the settings.
-// The controller port must have one at all, or it could not call itself there.
+// The port where the controller calls itself must have one at all.
 func (c *Controller) checkPassed() error {
-	if at := c.listener.Ports(); c.cfg.TwoPhase && len(at.Controller) == 0 {
-		return fmt.Errorf("the socket that was passed for the controller port is %s; it must be one of TCP (ListenStream= with a port)", at.ControllerPath)
+	at := c.listener.Ports()
+	own, name, path := at.Controller, "controller", at.ControllerPath
+	if !c.cfg.TwoPhase {
+		own, name, path = at.Public, "public", at.PublicPath
+	}
+	if len(own) == 0 {
+		return fmt.Errorf("the socket that was passed for the %s port is %s; it must be one of TCP (ListenStream= with a port)", name, path)
 	}
 	if c.cfg.publicTLS() || c.cfg.ProxyTLS {
 		return nil

@@ -55,6 +55,11 @@ func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
 // drainLead leaves load balancers the time to see that /readyz fails. Nobody
 // was sent here before the public port opened.
 func (c *Controller) drainLead() {
+	select {
+	case <-c.opened: // the one port alone has accepted before, but was not ready
+	default:
+		return
+	}
 	if !c.listener.Ports().PublicOpen {
 		return
 	}

@@ -2,12 +2,14 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +59,7 @@ const (
 type herald struct {
 	to  ServiceManager
 	log *slog.Logger
+	up  atomic.Bool // between READY=1 and STOPPING=1
 
 	mu    sync.Mutex
 	ports listener.PortReport
@@ -137,20 +140,35 @@ func statusLine(r listener.PortReport, ready handlers.Readiness) string {
 	return line
 }
 
-// reloading tells that the configuration is being read again; the function
-// it gives tells the end.
+// ready tells that the start is over for those who wait for it.
+func (h *herald) ready() {
+	h.up.Store(true)
+	h.tell("READY=1")
+}
+
+// reloading tells that the configuration is being applied again; the function
+// it gives tells the end, which is READY=1 too. So nothing is said before the
+// start is over, nor once the stop has begun.
 func (h *herald) reloading() (done func()) {
+	if !h.up.Load() {
+		return func() {}
+	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
 		h.log.Debug("read the monotonic clock", "err", err)
 	}
 	h.tell("RELOADING=1", fmt.Sprintf("MONOTONIC_USEC=%d", now.Nano()/int64(time.Microsecond)))
-	return func() { h.tell("READY=1") }
+	return func() {
+		if h.up.Load() {
+			h.tell("READY=1")
+		}
+	}
 }
 
 // stopping tells that the stop has begun and how long it may take, so that a
 // service manager with a shorter limit does not kill what is still served.
 func (h *herald) stopping(within time.Duration) {
+	h.up.Store(false)
 	h.tell("STOPPING=1", extension(within))
 }
 
@@ -179,7 +197,7 @@ func (c *Controller) tellServiceManager(ctx context.Context) error {
 			return nil
 		}
 	}
-	c.herald.tell("READY=1")
+	c.herald.ready()
 	tick := time.NewTicker(statusEvery)
 	defer tick.Stop()
 	var asked time.Time
@@ -215,7 +233,7 @@ func (c *Controller) feedWatchdog(ctx context.Context) error {
 	tick := time.NewTicker(c.herald.to.Watchdog / 2)
 	defer tick.Stop()
 	for {
-		if err := c.callOwnPort(ctx); err == nil || c.stopping() {
+		if err := c.callOwnPort(ctx); err == nil || c.stopping() || c.turnedAway(err) {
 			c.herald.tell("WATCHDOG=1")
 		} else if ctx.Err() == nil {
 			c.log.Error("my own /livez does not answer; the watchdog of the service manager gets no sign of life", "err", err)
@@ -226,6 +244,12 @@ func (c *Controller) feedWatchdog(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// turnedAway says whether a call to ourselves met a listener that lives, but has
+// no place: with one port alone the call is a client like all others.
+func (c *Controller) turnedAway(err error) bool {
+	return !c.cfg.TwoPhase && errors.Is(err, unix.ECONNRESET)
 }
 
 // callOwnPort asks for /livez as selfCall does, but also before there is a CA,

@@ -249,3 +249,24 @@ func TestStatusLine(t *testing.T) {
 		}
 	}
 }
+
+func TestAReloadIsToldBetweenStartAndStopOnly(t *testing.T) {
+	t.Parallel()
+	m := newManager(t)
+	h := newHerald(ServiceManager{Socket: m.path}, slog.New(slog.DiscardHandler))
+	h.reloading()() // the start goes on: READY=1 would end it
+	if heard := m.pending(); len(heard) != 1 {
+		t.Errorf("before the start was over: %q", heard)
+	}
+	h.ready()
+	h.reloading()()
+	if heard := m.pending(); len(heard) != 4 || !strings.HasPrefix(heard[1], "RELOADING=1\nMONOTONIC_USEC=") || heard[2] != "READY=1" {
+		t.Errorf("in between: %q", heard)
+	}
+	done := h.reloading()
+	h.stopping(time.Second)
+	done()
+	if heard := m.pending(); len(heard) != 3 || !strings.HasPrefix(heard[1], "STOPPING=1") {
+		t.Errorf("in the stop: %q", heard)
+	}
+}

@@ -18,11 +18,17 @@ const (
 
 // alwaysKnown gives whom the listener knows whatever agents there are: the
 // trusted proxies, each of which speaks for many clients, and without a
-// controller port this machine, since the gate and the operator call from it.
+// controller port this machine, since the gate and the operator call from it:
+// by loopback or, where the port is not there, from the port's own address.
 func (c *Controller) alwaysKnown() []netip.Prefix {
 	list := slices.Clone(c.cfg.TrustedProxies)
 	if !c.cfg.TwoPhase {
 		list = append(list, netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("::1/128"))
+		for _, at := range c.listener.Ports().Public {
+			if !at.Addr().IsUnspecified() {
+				list = append(list, netip.PrefixFrom(at.Addr(), at.Addr().BitLen()))
+			}
+		}
 	}
 	return list
 }

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"io"
 	"math/big"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"time"
 
 	"headgate/internal/testkit"
+	"headgate/listener"
 )
 
 // certificateFor makes the two files of a public port that is known under a
@@ -135,5 +137,89 @@ func TestSettingsOfAPortThatIsNotToBe(t *testing.T) {
 	}
 	if cfg.TwoPhase {
 		t.Error("two-phase is on")
+	}
+}
+
+func TestOnePortSpeaksBeforeItIsReady(t *testing.T) {
+	t.Parallel()
+	proxy := testkit.NewProxy(t, testkit.EmptyDatabase(t))
+	proxy.Block()
+	m := newManager(t)
+	s := startWith(t, proxy.DSN(), t.TempDir(), Options{ServiceManager: ServiceManager{Socket: m.path, Watchdog: 200 * time.Millisecond}}, func(cfg *Config) {
+		cfg.TwoPhase = false
+	})
+	m.await("READY=1")
+	m.await("WATCHDOG=1")
+	if status, page, _ := s.caller("").get("/"); status != http.StatusServiceUnavailable || !strings.Contains(string(page), "<html") {
+		t.Errorf("the page before the join: %d %s", status, page)
+	}
+	proxy.Heal()
+	s.await("readiness", s.c.Opened())
+	if at := s.c.advertised(); at != "" {
+		t.Errorf("other controllers are told to come to %s", at)
+	}
+}
+
+// A noisy client on the controller's own machine has used up what its address
+// may have; the calls of the controller to itself come from that address too.
+func TestOnePortIsNotLockedOutByItsOwnLimits(t *testing.T) {
+	t.Parallel()
+	m := newManager(t)
+	s := startWith(t, testkit.NewDatabase(t), t.TempDir(), Options{ServiceManager: ServiceManager{Socket: m.path, Watchdog: 200 * time.Millisecond}}, func(cfg *Config) {
+		cfg.TwoPhase = false
+		cfg.Listening.Limits.SourceRate = listener.Rate{PerSecond: 20, Burst: 40}
+	})
+	s.await("readiness", s.c.Opened())
+	at := s.c.listener.Ports().Public[0].String()
+	for range 60 { // more than an unknown source may have at once
+		conn, err := net.Dial("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+	}
+	began := time.Now()
+	if err := s.c.selfCall(t.Context()); err != nil {
+		t.Errorf("a call to itself after %v: %v", time.Since(began), err)
+	}
+	s.proxyIsKnown() // its own address is
+
+	// Over the soft cap it is told 429, which is an answer; at the hard cap it
+	// is reset, which shows the watchdog that the listener lives.
+	const most = 10
+	limits := s.c.cfg
+	limits.Listening.Limits.MaxConns = most
+	if err := s.c.Reload(limits); err != nil {
+		t.Fatal(err)
+	}
+	s.streams(s.toPublic(), s.c.Endpoints().PublicURL, most, make(chan farewell, most))
+	until(t, "an answer over the soft cap", func() bool { return s.c.selfCall(t.Context()) == nil })
+	until(t, "a reset at the hard cap", func() bool {
+		if conn, err := net.Dial("tcp", at); err == nil { // takes the last place, for a while
+			t.Cleanup(func() { conn.Close() })
+		}
+		return s.c.turnedAway(s.c.selfCall(t.Context()))
+	})
+	m.pending() // what was sent before
+	m.await("WATCHDOG=1")
+}
+
+func TestOnePortHasNoAddressesOfTheOther(t *testing.T) {
+	t.Parallel()
+	flags := map[string]string{"database-url": "x", "public-addr": "127.0.0.1:7440", "two-phase": "false"}
+	if c, err := LoadConfig(Sources{Flags: flags}); err != nil || c.TwoPhase {
+		t.Fatalf("%v %+v", err, c)
+	}
+	flags["public-addr"] = DefaultControllerAddr // free for it
+	if _, err := LoadConfig(Sources{Flags: flags, Environ: []string{"HEADGATE_TWO_PHASE=false"}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := LoadConfig(Sources{
+		File: writeFile(t, "controller_addr: "+DefaultControllerAddr+"\n"), Environ: []string{"HEADGATE_CONTROLLER_ADVERTISE=ctl:7441"}, Flags: flags,
+	})
+	for _, want := range []string{"controller-addr: with two-phase false there is no controller port", "controller-advertise: with two-phase false"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("missing %q in: %v", want, err)
+		}
 	}
 }

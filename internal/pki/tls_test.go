@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 	"uuid"
@@ -267,5 +268,20 @@ func TestPublicPortServesTheOperatorsFiles(t *testing.T) {
 	client.MaxVersion, client.MinVersion = tls.VersionTLS11, tls.VersionTLS10
 	if _, _, serverErr, _ := shake(t, server, client); serverErr == nil {
 		t.Fatal("TLS 1.1 was accepted")
+	}
+}
+
+func TestSelfClientTakesOnlyWhatIsServed(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	port := func() *tls.Config {
+		return pki.ControllerPort(must[*pki.Identity](t)(pki.NewPortIdentity(uuid.NewV4(), nil, now)), pki.NewRoots())
+	}
+	own, other := port(), port()
+	if _, _, serverErr, clientErr := shake(t, own, pki.SelfClient(own)); serverErr != nil || clientErr != nil {
+		t.Errorf("its own: %v, %v", serverErr, clientErr)
+	}
+	if _, _, _, err := shake(t, own, pki.SelfClient(other)); err == nil || !strings.Contains(err.Error(), "another certificate") {
+		t.Errorf("another's: %v", err)
 	}
 }
