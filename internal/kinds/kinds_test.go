@@ -259,3 +259,17 @@ func FuzzValidate(f *testing.F) {
 		}
 	})
 }
+
+// TestTheNameThatIsRefusedIsAlwaysFound makes sure that the order in which the
+// members of args are checked, which is random, does not show.
+func TestTheNameThatIsRefusedIsAlwaysFound(t *testing.T) {
+	t.Parallel()
+	r := kinds.Default()
+	for range 200 {
+		err := r.Validate("cmd.run", json.RawMessage(`{"args":{"a b/c":1},"program":"x"}`))
+		f, ok := errors.AsType[*fault.Error](err)
+		if !ok || len(f.Fields) != 1 || f.Fields[0].Pointer != "/args/args/a b~1c" {
+			t.Fatalf("got %v, %+v", err, f)
+		}
+	}
+}

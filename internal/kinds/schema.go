@@ -90,7 +90,7 @@ func (k *Kind) fields(out []fault.Field, v *jsonschema.ValidationError) []fault.
 		}
 		return out
 	case *kind.PropertyNames:
-		add(at+"/"+escape(e.Property), "is not a possible name: "+namesForm)
+		add(placeOf(v.SchemaURL)+"/"+escape(e.Property), "is not a possible name: "+namesForm)
 		return out
 	}
 	if len(v.Causes) == 0 {
@@ -100,6 +100,16 @@ func (k *Kind) fields(out []fault.Field, v *jsonschema.ValidationError) []fault.
 		out = k.fields(out, cause)
 	}
 	return out
+}
+
+// placeOf gives the place in the arguments that a schema's propertyNames is
+// about, from its own place in the schema of a kind. The validator's
+// InstanceLocation is no use there: it is not a copy, and the checks of the
+// members that follow, in random order, write over it.
+func placeOf(schemaURL string) string {
+	_, path, _ := strings.Cut(schemaURL, "#")
+	path = strings.TrimSuffix(path, "/propertyNames")
+	return argsPointer + strings.ReplaceAll(path, "/properties/", "/")
 }
 
 // namesForm puts the pattern of parameter names in runSchema into words.
