@@ -86,7 +86,11 @@ func (s *Service) checkOne(x *submission, in *Submission, actor string, now time
 		Agent: agent.Num, Kind: in.Kind, Args: string(args), Delivery: kind.Delivery, Priority: DefaultPriority,
 		CreatedAt: now.Truncate(time.Microsecond), NotBefore: in.NotBefore, ExpiresAt: in.ExpiresAt, Actor: actor,
 	}
-	return checkOrders(&x.ins, in, kind)
+	if err := checkOrders(&x.ins, in, kind); err != nil {
+		return err
+	}
+	x.replaces = kind.Supersedes && x.ins.NotBefore.IsZero()
+	return nil
 }
 
 // lookup finds the agent, once per name and batch.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"headgate/internal/fault"
@@ -84,6 +85,7 @@ func (l *loop) turnOf(ops []*op) *Turn {
 			t.Claims = append(t.Claims, Claim{Agent: o.a.num, Priority: o.q.Priority, ID: o.q.ID, Epoch: epoch, Attempt: o.q.Attempt})
 		case opInsert:
 			t.Inserts = append(t.Inserts, o.sub.ins)
+			t.Finishes = append(t.Finishes, o.older...)
 		}
 	}
 	return t
@@ -142,6 +144,7 @@ func note(ops []*op, r *TurnResult) {
 	var asked [opInsert + 1]int
 	for _, o := range ops {
 		asked[o.kind]++
+		asked[opFinish] += len(o.older)
 	}
 	var sets [opInsert + 1]map[ID]struct{}
 	for _, o := range ops {
@@ -155,6 +158,11 @@ func note(ops []*op, r *TurnResult) {
 			}
 			if _, ok := sets[k][o.id()]; !ok {
 				o.state = opMissing
+			}
+		}
+		for i := range o.older {
+			if slices.Contains(r.Finished, o.older[i].ID) {
+				o.ended = append(o.ended, o.older[i].ID)
 			}
 		}
 	}

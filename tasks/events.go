@@ -55,7 +55,10 @@ func (e agentChanged) apply(l *loop) {
 		return // Load makes the agent from the directory
 	}
 	a := l.agent(e.info.Num, s)
-	approved := a.info.Quarantined && !e.info.Quarantined
+	if a.info.Removed {
+		e.info.Removed = true // nobody comes back under the same number
+	}
+	approved := a.info.Quarantined && !e.info.Quarantined && !e.info.Removed
 	if a.info.Paused && !e.info.Paused || a.info.Quarantined && !e.info.Quarantined {
 		a.freeSince = l.now
 	}

@@ -13,6 +13,7 @@ const (
 	CauseUnreachable = "agent_unreachable"
 	CausePaused      = "agent_paused"
 	CauseQuarantined = "agent_quarantined"
+	CauseRemoved     = "agent_removed"
 	CauseSettling    = "agent_settling" // a session has begun; what it had in hand is settled first
 	CauseHeld        = "agent_held"     // it refused a task a moment ago
 	CauseNotDue      = "not_due"
@@ -48,10 +49,13 @@ func (m *Manager) Explain(t *Task) *Waiting {
 		return nil
 	}
 	now := time.Now()
+	s, ok := m.situation(t)
+	if s.info.Removed {
+		return removedWaiting(t, now, m.cfg.Limits.ForcedGrace)
+	}
 	if t.State == StateNew && t.NotBefore.After(now) {
 		return notDue(t, now)
 	}
-	s, ok := m.situation(t)
 	if !ok {
 		return &Waiting{
 			Cause: CauseElsewhere, Since: t.CreatedAt,

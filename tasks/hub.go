@@ -65,6 +65,8 @@ type completion struct {
 	attempt     int
 	startedAt   time.Time // zero = never started
 	completedAt time.Time
+	cancelledAt time.Time // when somebody asked for its end, zero = nobody
+	cancelActor string
 	ending      Ending
 }
 

@@ -38,6 +38,7 @@ type loop struct {
 	dirty    []*agent        // may be able to start something
 	removing map[AgentNum]*agent
 	early    map[AgentNum]sessionUp // sessions of shards that are not loaded yet
+	asked    time.Time              // when removed agents were last looked for; zero = look at all
 	late     []Finish
 	ids      idBlock
 	now      time.Time // of the pass under way
@@ -187,7 +188,7 @@ func (l *loop) pass(ctx context.Context) bool {
 		l.dropWithdrawn()
 	}
 	l.failed(ctx, err)
-	return trusted && (l.again || len(l.dirty) > 0 || len(l.ops) > 0 || len(l.subs) > 0)
+	return trusted && (l.again || len(l.dirty) > 0 || len(l.ops) > 0 || len(l.subs) > 0 || len(l.removing) > 0)
 }
 
 // dropWithdrawn lets go of submissions whose submitters have left, so that
@@ -286,7 +287,10 @@ func (l *loop) loadShard(ctx context.Context, s Shard, h *held) error {
 	}
 	for _, st := range loaded.Started {
 		a := l.agent(st.Agent, s)
-		f := &flight{q: st.Queued, epoch: st.Epoch, startedAt: st.StartedAt, loaded: l.now, cancelAsked: st.CancelRequestedAt}
+		f := &flight{
+			q: st.Queued, epoch: st.Epoch, startedAt: st.StartedAt, loaded: l.now,
+			cancelAsked: st.CancelRequestedAt, markedAt: st.CancelRequestedAt, markedBy: st.CancelActor,
+		}
 		f.since = l.now.Add(-max(0, l.now.Sub(st.StartedAt)))
 		a.flights = append(a.flights, f)
 	}
@@ -297,6 +301,7 @@ func (l *loop) loadShard(ctx context.Context, s Shard, h *held) error {
 	}
 	h.ready = true
 	l.nextTick = time.Time{} // what is due here is looked at in this pass
+	l.asked = time.Time{}    // and which of its agents were removed before
 	l.ids = idBlock{}        // an older owner may have used higher ids than ours
 	for num, up := range l.early {
 		if _, shard, _ := l.m.loopOfAgent(num); shard == s {

@@ -55,6 +55,8 @@ type flight struct {
 	accepted    time.Time
 	heard       time.Time
 	cancelAsked time.Time
+	markedAt    time.Time // when somebody asked for its end, by the store's clock
+	markedBy    string
 	cancelSent  bool
 	ghost       bool
 	finishing   bool // its end or its requeue is on its way to disk

@@ -26,7 +26,7 @@ var (
 	seedsFlag = flag.Int("seeds", 20, "how many seeds the model test tries")
 )
 
-// TestModel lets everything happen at random: submissions, cancels, lost
+// TestModel lets everything happen at random: submissions, cancels, retries, lost
 // sessions, restarts, lying agents, lost and unknown commits, take-overs. Then
 // all heals, and the promises are checked.
 func TestModel(t *testing.T) {
@@ -66,6 +66,7 @@ type model struct {
 	mu       sync.Mutex
 	sent     []sent
 	frozen   map[tasks.ID]tasks.Task // as first seen completed
+	retried  map[tasks.ID]tasks.ID
 	terminal map[tasks.ID]int
 	wg       sync.WaitGroup
 	ctx      context.Context
@@ -75,7 +76,7 @@ type model struct {
 func runModel(t *testing.T, seed uint64) {
 	t.Logf("seed %d", seed)
 	m := &model{
-		rnd: rand.New(rand.NewPCG(seed, 1)), frozen: map[tasks.ID]tasks.Task{}, terminal: map[tasks.ID]int{},
+		rnd: rand.New(rand.NewPCG(seed, 1)), frozen: map[tasks.ID]tasks.Task{}, terminal: map[tasks.ID]int{}, retried: map[tasks.ID]tasks.ID{},
 	}
 	m.rig = buildRig(t, modelAgents)
 	m.runner.Trace = func(format string, args ...any) {
@@ -205,6 +206,8 @@ func (m *model) act() {
 		m.takeOver(pause)
 	case n < 88:
 		m.restart()
+	case n < 90:
+		m.retryOne()
 	default:
 		m.pass(pause)
 	}
@@ -229,6 +232,9 @@ func (m *model) send(agent int) {
 		s.ExpiresAt = time.Now().Add(time.Minute)
 	}
 	s.Timeout = time.Duration(5+m.rnd.IntN(30)) * time.Second
+	if m.chance(20) { // newer ones replace older ones
+		s.Kind, s.Args, s.Timeout = kinds.Inventory, nil, 0
+	}
 	m.mu.Unlock()
 	service := m.service
 	m.wg.Go(func() {
@@ -256,6 +262,35 @@ func (m *model) cancelOne() {
 	if id, ok := m.any(); ok {
 		service := m.service
 		m.wg.Go(func() { _, _ = service.Cancel(m.ctx, id, "user:model") })
+	}
+}
+
+// retryOne retries some task; every retry of it must give the same one.
+func (m *model) retryOne() {
+	m.mu.Lock()
+	if len(m.sent) == 0 {
+		m.mu.Unlock()
+		return
+	}
+	old := m.sent[m.rnd.IntN(len(m.sent))]
+	m.mu.Unlock()
+	service := m.service
+	for range 2 {
+		m.wg.Go(func() {
+			t, replayed, err := service.Retry(m.ctx, old.id, "user:model")
+			if err != nil {
+				return
+			}
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if was, ok := m.retried[old.id]; ok && was != t.ID {
+				m.Errorf("task %d was retried as %d and as %d", old.id, was, t.ID)
+			}
+			m.retried[old.id] = t.ID
+			if !replayed { // its place in the order is not known here
+				m.sent = append(m.sent, sent{agent: old.agent, id: t.ID, once: old.once, priority: old.priority, later: true})
+			}
+		})
 	}
 }
 
@@ -334,6 +369,7 @@ func (m *model) observe() {
 		if err != nil {
 			m.Fatalf("step %d: acknowledged task %d: %v", m.now(), s.id, err)
 		}
+		t.RetriedAs = 0 // the one thing that is said of a completed task later
 		old, seen := m.frozen[s.id]
 		if seen {
 			if !reflect.DeepEqual(old, *t) {

@@ -44,6 +44,9 @@ type op struct {
 	due    *DueTask
 	q      Queued // of a claim; of a requeue what goes back
 	sub    *submission
+	older  []Finish       // of an insert: what it replaces, in the same turn or not at all
+	ended  []ID           // those of older that were written
+	newer  *op            // an insert of the same turn that replaces this one
 	cancel *cancelRequest // waits for the answer
 	at     time.Time      // when it was written, by the store's clock
 	err    error
@@ -82,6 +85,9 @@ type plan struct {
 	took int // ops taken from loop.ops
 	subs int // submissions looked at
 	keys map[planKey]struct{}
+
+	replaced map[ID]struct{}  // tasks that inserts of this turn replace
+	newest   map[likeness]*op // the last insert of each likeness that replaces others
 }
 
 // fill takes ids and reads the order of agents that need it, so that build
@@ -97,6 +103,9 @@ func (l *loop) fill(ctx context.Context) error {
 		l.ids = idBlock{first, first + IDBlock}
 	}
 	if err := l.fillRemoved(ctx); err != nil {
+		return err
+	}
+	if err := l.fillOlder(ctx); err != nil {
 		return err
 	}
 	var want []*agent
@@ -153,46 +162,15 @@ func (l *loop) refill(ctx context.Context, agents []*agent) error {
 	return nil
 }
 
-// fillRemoved ends the tasks of removed agents, a page at a time.
-func (l *loop) fillRemoved(ctx context.Context) error {
-	for num, a := range l.removing {
-		if a.depth == 0 {
-			delete(l.removing, num)
-			continue
-		}
-		if len(l.pinned) > 0 {
-			return nil // the page before is still on its way
-		}
-		c, cancel := l.storeContext(ctx)
-		got, err := l.m.cfg.Store.Refill(c, []RefillRequest{{Agent: num, AfterPriority: -1, Limit: l.m.cfg.Limits.TurnItems}})
-		cancel()
-		if err != nil {
-			return err
-		}
-		l.mu.Lock()
-		for _, q := range got {
-			l.endUnstarted(a, q.Priority, Ref{ID: q.ID, Attempt: q.Attempt}, false, Ending{
-				Outcome: Cancelled, Reason: ReasonAgentRemoved,
-				Detail: "The agent was removed before this task had started.",
-			}, nil)
-		}
-		if len(got) == 0 {
-			l.queued(a, -a.depth) // the table knows better
-			l.counted()
-		}
-		l.mu.Unlock()
-	}
-	return nil
-}
-
 // endUnstarted lets a task that has not started end in a coming turn.
 func (l *loop) endUnstarted(a *agent, priority int, ref Ref, later bool, e Ending, c *cancelRequest) {
 	l.pinned[ref.ID] = struct{}{}
 	a.drop(ref.ID)
-	l.ops = append(l.ops, &op{
-		kind: opFinish, a: a, cancel: c,
-		fin: &Finish{Agent: a.num, Priority: priority, Ref: ref, Later: later, Ending: e},
-	})
+	fin := &Finish{Agent: a.num, Priority: priority, Ref: ref, Later: later, Ending: e}
+	if c != nil {
+		fin.CancelActor = c.actor
+	}
+	l.ops = append(l.ops, &op{kind: opFinish, a: a, cancel: c, fin: fin})
 }
 
 // endStarted lets a started task end in a coming turn.
@@ -324,6 +302,9 @@ func (l *loop) buildInserts(p *plan) {
 		if s.ins.Key != nil && !p.take(s) {
 			break // the same key twice: the second one is a replay of the next turn
 		}
+		if s.replaces && !s.looked {
+			break // what it replaces is looked for before the next turn
+		}
 		p.subs++
 		epoch, ok := l.epoch(s.shard)
 		if !ok {
@@ -331,6 +312,10 @@ func (l *loop) buildInserts(p *plan) {
 			continue
 		}
 		a := l.agent(s.ins.Agent, s.shard)
+		if a.info.Removed {
+			s.answer(errAgentRemoved(a.name()))
+			continue
+		}
 		if err := l.room(a, n); err != nil {
 			s.answer(err)
 			continue
@@ -353,7 +338,11 @@ func (l *loop) buildInserts(p *plan) {
 		}
 		a.planned++
 		n++
-		p.ops = append(p.ops, &op{kind: opInsert, a: a, sub: s})
+		o := &op{kind: opInsert, a: a, sub: s}
+		if s.replaces {
+			l.replace(p, o)
+		}
+		p.ops = append(p.ops, o)
 	}
 }
 

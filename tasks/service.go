@@ -132,7 +132,7 @@ func (s *Service) tasks(list []submission) []Task {
 			ID: x.ins.ID, Agent: AgentRef{Num: x.ins.Agent, ID: x.agent.ID, Name: x.agent.Name}, Kind: x.ins.Kind,
 			Args: []byte(x.ins.Args), Delivery: x.ins.Delivery, Priority: x.ins.Priority, Timeout: x.ins.Timeout,
 			State: StateNew, CreatedAt: x.ins.CreatedAt, NotBefore: x.ins.NotBefore, ExpiresAt: x.ins.ExpiresAt,
-			Actor: x.ins.Actor,
+			Actor: x.ins.Actor, RetryOf: x.ins.RetryOf,
 		}
 		if !x.startedAt.IsZero() {
 			t.State, t.Attempt, t.StartedAt = StateWaiting, 1, x.startedAt
@@ -168,7 +168,9 @@ func (s *Service) submitKeyed(ctx context.Context, list []submission, key Idempo
 	var fresh []submission
 	for i := range list {
 		if known[i] == 0 {
-			fresh = append(fresh, submission{ins: list[i].ins, agent: list[i].agent, shard: list[i].shard, waiter: list[i].waiter})
+			fresh = append(fresh, submission{
+				ins: list[i].ins, agent: list[i].agent, shard: list[i].shard, waiter: list[i].waiter, replaces: list[i].replaces,
+			})
 			n := len(fresh) - 1
 			fresh[n].ins.Key, fresh[n].ins.KeyIndex = &key, i
 		}
@@ -461,7 +463,7 @@ func (s *Service) ended(ctx context.Context, t *Task, c *completion) *Task {
 	done := *t
 	done.State, done.Attempt, done.Ending = StateCompleted, c.attempt, c.ending
 	done.StartedAt, done.CompletedAt = c.startedAt, c.completedAt
-	done.CancelRequestedAt, done.Waiting = time.Time{}, nil // the ending tells
+	done.CancelRequestedAt, done.CancelActor, done.Waiting = c.cancelledAt, c.cancelActor, nil
 	return &done
 }
 

@@ -186,7 +186,9 @@ func (l *loop) completed(o *op, f *flight) {
 	if l.m.cfg.Hub.awaited() {
 		e.end = &completion{attempt: fin.Attempt, completedAt: o.at, ending: fin.Ending}
 		if f != nil {
-			e.end.startedAt = f.startedAt
+			e.end.startedAt, e.end.cancelledAt, e.end.cancelActor = f.startedAt, f.markedAt, f.markedBy
+		} else if fin.CancelActor != "" {
+			e.end.cancelledAt, e.end.cancelActor = o.at, fin.CancelActor
 		}
 	}
 	l.out.events = append(l.out.events, e)
@@ -255,6 +257,9 @@ func (l *loop) settleCancel(o *op) {
 		return
 	}
 	o.f.cancelAsked = l.now
+	if o.f.markedAt.IsZero() { // the row keeps the first, too
+		o.f.markedAt, o.f.markedBy = o.at, o.mark.Actor
+	}
 	if o.a.session && o.a.reconciled {
 		l.cancelAt(o.a, o.f, "cancelled by "+o.mark.Actor)
 	}
@@ -320,6 +325,7 @@ func (l *loop) begin(o *op, q Queued) {
 
 func (l *loop) settleInsert(o *op) bool {
 	s, a := o.sub, o.a
+	l.settleOlder(o)
 	switch {
 	case o.state == opRefused:
 		l.answerSub(s, o.err)
@@ -354,6 +360,7 @@ func (l *loop) settleInsert(o *op) bool {
 	default:
 		l.queued(a, 1)
 		a.push(q)
+		l.settleNewer(o)
 	}
 	l.answerSub(s, nil)
 	return true

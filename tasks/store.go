@@ -56,6 +56,20 @@ type Queue interface {
 	// whose expires_at has passed; the caller ends them by Turn.Finishes.
 	Overdue(ctx context.Context, shards []Shard, limit int) ([]Finish, error)
 
+	// Removed gives the agents of the shards that were removed within that
+	// time (0 = ever) and still have tasks that are not completed. It is how a
+	// removal at another controller, or before this start, is learned of.
+	Removed(ctx context.Context, shards []Shard, within time.Duration) ([]Agent, error)
+
+	// Abandoned gives up to limit tasks of the agents that have not started,
+	// also those for later; the caller ends them by Turn.Finishes.
+	Abandoned(ctx context.Context, agents []AgentNum, limit int) ([]Finish, error)
+
+	// Alike gives, for each of the inserts, the tasks that it would replace:
+	// due, not started, with the same agent, kind, arguments, delivery,
+	// priority and timeout, and not to expire later than it.
+	Alike(ctx context.Context, inserts []Insert) ([][]QueueRow, error)
+
 	// RecordLate keeps answers that came after completion. Repeating it is
 	// harmless. Not late, and left out: the answer that is itself stored (same
 	// attempt and epoch, and the stored outcome is not unknown), an answer about
@@ -190,6 +204,9 @@ type Finish struct {
 	Later     bool  // the row is in agent_later, not in agent_queue
 	StartedAt time.Time
 	Ending    Ending
+	// CancelActor is who asked for the end of a task that has not started; for
+	// others the row carries a CancelMark. "" = nobody.
+	CancelActor string
 }
 
 // Requeue puts a started task back to new in its old place. NotBefore later
@@ -265,6 +282,7 @@ type Started struct {
 	Epoch             int64
 	StartedAt         time.Time
 	CancelRequestedAt time.Time
+	CancelActor       string
 }
 
 // Loaded is what a shard holds when its owner starts.

@@ -28,6 +28,11 @@ type submission struct {
 	// waiter joins the Hub when the task is stored, and not when it was a
 	// replay; nil = nobody waits for the end.
 	waiter *waiter
+	// replaces says that older tasks like it are to end when it is stored; older
+	// are those, and looked that they were looked for. Only the loop uses these.
+	replaces bool
+	looked   bool
+	older    []QueueRow
 
 	// Set before release.
 	err       error

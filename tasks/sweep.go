@@ -23,6 +23,9 @@ func (l *loop) sweep(ctx context.Context) error {
 	l.again = false
 	shards := l.readyShards()
 	if len(shards) > 0 {
+		if err := l.sweepRemoved(ctx, shards); err != nil {
+			return err
+		}
 		if err := l.sweepTimes(ctx, shards); err != nil {
 			return err
 		}
@@ -159,6 +162,9 @@ func (l *loop) sweepAgents() []*agent {
 		if a.depth == 0 {
 			continue
 		}
+		if a.info.Removed {
+			l.removing[a.num] = a
+		}
 		if len(a.next) == 0 && a.more && len(lazy) < lazyRefills {
 			lazy = append(lazy, a)
 		}
@@ -188,13 +194,20 @@ func later(a, b time.Time) time.Time {
 // deadline acts on a task that is over its time: first Cancel, then waiting
 // for the agent's word, and at last the outcome unknown.
 func (l *loop) deadline(a *agent, f *flight) {
-	if f.ghost || f.finishing || a.foreign || a.info.Quarantined {
+	if f.ghost || f.finishing {
+		return
+	}
+	if (a.foreign || a.info.Quarantined) && !a.info.Removed {
 		return // an operator decides about a quarantined agent
 	}
 	lim := l.m.cfg.Limits
 	over := l.now.Sub(f.since) - f.q.Timeout
 	if over > lim.ForcedGrace && (f.loaded.IsZero() || l.now.Sub(f.loaded) > lim.ForcedGrace) {
 		l.log.Warn("no word from the agent at the forced deadline", "agent", a.info.ID, "task_id", f.q.ID)
+		if a.info.Removed {
+			l.endStarted(a, f, time.Time{}, removedInFlight())
+			return
+		}
 		l.endStarted(a, f, time.Time{}, Ending{
 			Outcome: Unknown, Reason: ReasonNoWord,
 			Detail: fmt.Sprintf("The agent gave no word for %s after the timeout of %s, also when it was asked to end the task.",

@@ -61,6 +61,7 @@ const (
 	ReasonCancelled     = "cancelled_by_user"
 	ReasonExpired       = "expired_before_start"
 	ReasonAgentRemoved  = "agent_removed"
+	ReasonSuperseded    = "superseded"         // a newer task like it has taken its place
 	ReasonAgentRestart  = "agent_restarted"    // delivery once, interrupted by a restart of the agent
 	ReasonNoWord        = "no_word_from_agent" // the forced deadline passed
 	ReasonAttempts      = "attempts_exhausted"
@@ -108,12 +109,14 @@ type Task struct {
 	ExpiresAt         time.Time
 	StartedAt         time.Time // zero while new
 	CompletedAt       time.Time // zero until completed
-	CancelRequestedAt time.Time // zero = nobody asked
+	CancelRequestedAt time.Time // zero = nobody asked; stays when it is completed
+	CancelActor       string    // who asked first; "" = nobody
 
-	Actor   string // who submitted it, for example "token:up" or "user:admin"
-	RetryOf ID     // 0 = none
-	RunID   uuid.UUID
-	Waiting *Waiting // why it is not completed; filled by Service, nil when completed
+	Actor     string // who submitted it, for example "token:up" or "user:admin"
+	RetryOf   ID     // the task that this one repeats; 0 = none
+	RetriedAs ID     // the task that repeats this one; 0 = none
+	RunID     uuid.UUID
+	Waiting   *Waiting // why it is not completed; filled by Service, nil when completed
 }
 
 // Ending is how a task ended.
@@ -139,7 +142,7 @@ type Exit struct {
 
 // Waiting explains why a task is not completed.
 type Waiting struct {
-	Cause    string    `json:"cause"`    // agent_busy, agent_unreachable, agent_paused, agent_quarantined, not_due, starting, running, cancel_requested
+	Cause    string    `json:"cause"`    // agent_busy, agent_unreachable, agent_paused, agent_quarantined, agent_removed, not_due, starting, running, cancel_requested
 	Sentence string    `json:"sentence"` // the cause in plain words with its numbers
 	NextStep string    `json:"next_step"`
 	Since    time.Time `json:"since"`
@@ -173,6 +176,7 @@ type Idempotency struct {
 	Route     string // for example "POST /tasks"
 	Key       string
 	Hash      [32]byte // SHA-256 of the request body
+	Lasting   bool     // holds for as long as there is the task it speaks of, not for 24 h
 }
 
 // OutputChunk is a piece of what a task printed.

@@ -49,7 +49,7 @@ func Default() *Registry {
 		Kind{
 			Name: Inventory, Title: "Inventory", Summary: "Collects facts about the machine: host, system, processors, memory, disks and addresses.",
 			Schema: json.RawMessage(noArgsSchema), Delivery: DeliveryRepeatable,
-			Timeout: quickTimeout, MaxTimeout: quickMaxTimeout,
+			Timeout: quickTimeout, MaxTimeout: quickMaxTimeout, Supersedes: true,
 		},
 		Kind{
 			Name: Run, Title: "Run a program", Summary: "Runs one of the programs that the agent's policy file allows, without a shell, and streams what it prints.",

@@ -46,6 +46,9 @@ type Kind struct {
 	Timeout    time.Duration
 	MaxTimeout time.Duration
 	Streams    bool // prints output while it runs
+	// Supersedes: a newer task replaces those like it that have not started,
+	// because only the newest answer is of use.
+	Supersedes bool
 
 	compiled *jsonschema.Schema
 	// anyObject: the schema admits every object, so it need not be consulted.

@@ -248,6 +248,12 @@ const (
 	sqlDropDedup = `
 DELETE FROM task_dedup WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM task_dedup WHERE expires_at <= now() ORDER BY expires_at LIMIT $1))`
+	// The key of a retry has no end of its own: it goes when the task that was
+	// retried has gone.
+	sqlDropRetries = `
+DELETE FROM task_dedup WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM task_dedup
+    WHERE principal = '' AND route = 'retry' AND key::bigint < (SELECT min(id) FROM agent_task) LIMIT $1))`
 	sqlDropSessions = `
 DELETE FROM session WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM session WHERE expires_at <= now() ORDER BY expires_at LIMIT $1))`
@@ -263,7 +269,7 @@ DELETE FROM series WHERE ctid = ANY (ARRAY(
 // once a minute. It gives the largest number of rows that it deleted of one
 // kind.
 func (d *DB) Upkeep(ctx context.Context) (rows int64, err error) {
-	for _, q := range []string{sqlDropDedup, sqlDropSessions, sqlDropLinks, sqlDropPoints} {
+	for _, q := range []string{sqlDropDedup, sqlDropRetries, sqlDropSessions, sqlDropLinks, sqlDropPoints} {
 		err := d.write(ctx, "delete what has expired", func(tx *Tx) error {
 			n, err := tx.exec(q, upkeepRows)
 			rows = max(rows, n)

@@ -139,7 +139,7 @@ func busyTurn(r *rig) (*tasks.Turn, int) {
 		switch i % 5 {
 		case 0:
 			f := r.finish(r.insert(a, false), 0)
-			f.ID = id
+			f.ID, f.CancelActor = id, "user:x"
 			turn.Finishes = append(turn.Finishes, f)
 		case 1:
 			turn.Claims = append(turn.Claims, tasks.Claim{Agent: a.Num, Priority: 5, ID: id, Epoch: r.epoch(a), Attempt: 1})
@@ -152,8 +152,80 @@ func busyTurn(r *rig) (*tasks.Turn, int) {
 		}
 		in := r.insert(a, i%2 == 0)
 		in.Key = &tasks.Idempotency{Principal: "token:a", Route: "POST /tasks", Key: fmt.Sprint(in.ID)}
+		if i%3 == 0 {
+			in.Key = &tasks.Idempotency{Route: tasks.RetryRoute, Key: fmt.Sprint(in.ID), Lasting: true}
+		}
 		turn.Inserts = append(turn.Inserts, in)
 		turn.Output = append(turn.Output, tasks.OutputRow{Agent: a.Num, OutputChunk: tasks.OutputChunk{Ref: tasks.Ref{ID: in.ID, Attempt: 1}, Stream: "stdout"}})
 	}
 	return turn, 3 * len(r.agents)
+}
+
+// TestLooksOfTheLoopReadTheirOwnRows pins what the write loop asks beside its
+// turns: each look reads the rows of the agents that it names, however many
+// tasks others have and however many agents were ever removed.
+func TestLooksOfTheLoopReadTheirOwnRows(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 5)
+	for _, q := range []string{
+		`INSERT INTO agent_task (id, created_at, expires_at, timeout_ms, agent_num, priority, repeatable, kind, actor, args)
+		 SELECT 1000000 + g, now(), now() + interval '1 day', 30000, CASE WHEN g % 1000 = 0 THEN 2 ELSE 1 END, 5, true, 'core.echo', 'x', '{}' FROM generate_series(1, 50000) g`,
+		`INSERT INTO agent_queue (task_id, expires_at, agent_num, priority)
+		 SELECT id, expires_at, agent_num, priority FROM agent_task`,
+		`INSERT INTO agent (id, name, status, spki, removed_at)
+		 SELECT gen_random_uuid(), 'old', 'removed', decode(repeat(md5(g::text), 2), 'hex'), now() - interval '1 day' FROM generate_series(1, 20000) g`,
+		`UPDATE agent SET status = 'removed', removed_at = now() WHERE num = 2`,
+		`ANALYZE`,
+	} {
+		if _, err := r.admin.Exec(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	looks := map[string]struct {
+		sql  string
+		args []string
+		most float64
+	}{
+		"removed":   {sqlRemoved, []string{"'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'", "60000000"}, 50},
+		"abandoned": {sqlAbandoned, []string{"'{2}'", "1000"}, 500},
+		"alike":     {sqlAlike, []string{"'{2}'", "'{5}'", "'{core.echo}'", "'{x}'", "'{true}'", "'{30000}'", "'{4000000000000000}'"}, 500},
+	}
+	for name, look := range looks {
+		plan := explainQuery(t, r, look.sql, look.args)
+		touched := 0.0
+		plan.walk(func(n planNode) {
+			touched += (n.Rows + n.Removed + n.JoinLost + n.Recheck) * max(n.Loops, 1)
+			if n.Type == "Seq Scan" && n.Loops > 0 {
+				t.Errorf("%s scans %s", name, n.Relation)
+			}
+		})
+		if touched > look.most {
+			t.Errorf("%s touches %.0f rows, want at most %.0f", name, touched, look.most)
+		}
+	}
+}
+
+// explainQuery is explain for a query with literal arguments.
+func explainQuery(t *testing.T, r *rig, query string, literals []string) planNode {
+	t.Helper()
+	tx, err := r.loops.BeginTxx(context.WithoutCancel(t.Context()), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.Exec("PREPARE look AS " + query); err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Exec("DEALLOCATE look")
+	var text string
+	if err := tx.Get(&text, "EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE look ("+strings.Join(literals, ", ")+")"); err != nil {
+		t.Fatal(err)
+	}
+	var plans []struct {
+		Plan planNode `json:"Plan"`
+	}
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		t.Fatal(err)
+	}
+	return plans[0].Plan
 }

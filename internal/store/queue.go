@@ -44,6 +44,7 @@ type startedRow struct {
 	Epoch     int64        `db:"epoch"`
 	StartedAt time.Time    `db:"started_at"`
 	Cancelled sql.NullTime `db:"cancel_requested_at"`
+	Canceller string       `db:"cancel_actor"`
 }
 
 // The started rows of a shard are found by one scan of the queue: 46 ms with
@@ -51,11 +52,11 @@ type startedRow struct {
 // update.
 const sqlLoadStarted = `
 WITH started AS MATERIALIZED (
-    SELECT q.agent_num, q.priority, q.task_id, q.attempt, q.expires_at, q.epoch, q.started_at, q.cancel_requested_at
+    SELECT q.agent_num, q.priority, q.task_id, q.attempt, q.expires_at, q.epoch, q.started_at, q.cancel_requested_at, q.cancel_actor
     FROM agent_queue q WHERE q.started_at IS NOT NULL
 )
 SELECT q.agent_num, q.priority, q.task_id, q.attempt, t.kind, t.args, t.repeatable, t.timeout_ms, t.created_at,
-       q.expires_at, q.epoch, q.started_at, q.cancel_requested_at
+       q.expires_at, q.epoch, q.started_at, q.cancel_requested_at, coalesce(q.cancel_actor, '') AS cancel_actor
 FROM started q
 JOIN agent a ON a.num = q.agent_num AND a.shard = ANY ($1::smallint[])
 CROSS JOIN LATERAL (
@@ -96,7 +97,7 @@ func (d *DB) Load(ctx context.Context, shards []tasks.Shard) (*tasks.Loaded, err
 	for _, r := range started {
 		l.Started = append(l.Started, tasks.Started{
 			Queued: r.queued(), Epoch: r.Epoch,
-			StartedAt: r.StartedAt.UTC(), CancelRequestedAt: instant(r.Cancelled),
+			StartedAt: r.StartedAt.UTC(), CancelRequestedAt: instant(r.Cancelled), CancelActor: r.Canceller,
 		})
 	}
 	for _, r := range depth {

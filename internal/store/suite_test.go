@@ -31,6 +31,16 @@ func TestContractOfTheQueue(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
+			RemoveAgent: func(num tasks.AgentNum) {
+				if _, err := d.general.Exec(`UPDATE agent SET status = 'removed', removed_at = now() WHERE num = $1`, int32(num)); err != nil {
+					t.Fatal(err)
+				}
+			},
+			ExpireKeys: func() {
+				if _, err := d.general.Exec(`UPDATE task_dedup SET expires_at = expires_at - interval '25 hours'`); err != nil {
+					t.Fatal(err)
+				}
+			},
 			Late: func(id tasks.ID) int {
 				return countOn(t, d, `SELECT count(*) FROM late_result WHERE task_id = $1`, int64(id))
 			},

@@ -32,6 +32,8 @@ type taskRow struct {
 	Attempt     int          `db:"attempt"`
 	StartedAt   sql.NullTime `db:"started_at"`
 	CancelledAt sql.NullTime `db:"cancel_requested_at"`
+	Canceller   string       `db:"cancel_actor"`
+	RetriedAs   int64        `db:"retried_as"`
 
 	Outcome     sql.NullString `db:"outcome"`
 	Reason      sql.NullString `db:"reason"`
@@ -49,7 +51,9 @@ const sqlTasksByID = `
 SELECT t.id, t.agent_num, a.id AS agent_id, a.name AS agent_name, t.kind, t.args, t.repeatable, t.priority, t.timeout_ms,
        t.created_at, coalesce(l.run_at, t.not_before) AS not_before, t.expires_at, t.actor, t.retry_of, t.run_id,
        coalesce(r.attempt, q.attempt, l.attempt, 0) AS attempt, coalesce(r.started_at, q.started_at) AS started_at,
-       q.cancel_requested_at, r.outcome, r.reason, r.detail, r.exit, r.result, r.result_bytes, r.output_bytes, r.completed_at
+       coalesce(r.cancel_requested_at, q.cancel_requested_at) AS cancel_requested_at,
+       coalesce(r.cancel_actor, q.cancel_actor, '') AS cancel_actor, coalesce(d.task_id, 0) AS retried_as,
+       r.outcome, r.reason, r.detail, r.exit, r.result, r.result_bytes, r.output_bytes, r.completed_at
 FROM unnest($1::bigint[]) WITH ORDINALITY v (id, place)
 CROSS JOIN LATERAL (SELECT * FROM agent_task t WHERE t.id = v.id LIMIT 1) t
 LEFT JOIN LATERAL (SELECT a.id, a.name FROM agent a WHERE a.num = t.agent_num LIMIT 1) a ON true
@@ -57,6 +61,8 @@ LEFT JOIN LATERAL (SELECT * FROM agent_result r WHERE r.task_id = v.id LIMIT 1) 
 LEFT JOIN LATERAL (SELECT * FROM agent_queue q
     WHERE q.agent_num = t.agent_num AND q.priority = t.priority AND q.task_id = v.id LIMIT 1) q ON true
 LEFT JOIN LATERAL (SELECT * FROM agent_later l WHERE l.task_id = v.id LIMIT 1) l ON true
+LEFT JOIN LATERAL (SELECT d.task_id FROM task_dedup d
+    WHERE d.principal = '' AND d.route = 'retry' AND d.key = v.id::text AND d.idx = 0 AND r.task_id IS NOT NULL LIMIT 1) d ON true
 ORDER BY v.place`
 
 func (r taskRow) task() (tasks.Task, error) {
@@ -66,7 +72,7 @@ func (r taskRow) task() (tasks.Task, error) {
 		Timeout: time.Duration(r.TimeoutMS) * time.Millisecond, Attempt: r.Attempt,
 		State: tasks.StateNew, CreatedAt: r.CreatedAt.UTC(), NotBefore: instant(r.NotBefore), ExpiresAt: r.ExpiresAt.UTC(),
 		StartedAt: instant(r.StartedAt), CompletedAt: instant(r.CompletedAt), CancelRequestedAt: instant(r.CancelledAt),
-		Actor: r.Actor, RetryOf: tasks.ID(r.RetryOf.Int64), RunID: uuid.UUID(r.RunID),
+		CancelActor: r.Canceller, Actor: r.Actor, RetryOf: tasks.ID(r.RetryOf.Int64), RetriedAs: tasks.ID(r.RetriedAs), RunID: uuid.UUID(r.RunID),
 	}
 	if r.StartedAt.Valid {
 		t.State = tasks.StateWaiting

@@ -115,7 +115,7 @@ func queueOps(t *tasks.Turn, ops []queueOp) (_ []queueOp, ended []tasks.Finish) 
 		}
 		ops = append(ops, queueOp{
 			agent: f.Agent, priority: f.Priority, id: f.ID, op: opFinish,
-			attempt: f.Attempt, seen: f.Epoch, ending: &f.Ending,
+			attempt: f.Attempt, seen: f.Epoch, actor: f.CancelActor, ending: &f.Ending,
 		})
 	}
 	for _, r := range t.Requeues {
@@ -186,7 +186,7 @@ func (a *turnArgs) inserts(ins []tasks.Insert) {
 	addInts(a, ins, func(i *tasks.Insert) int64 { return int64(i.RetryOf) })
 	addTexts(a, ins, func(i *tasks.Insert) string { return uuidText(i.RunID) })
 	addTexts(a, ins, func(i *tasks.Insert) string {
-		if i.Key == nil {
+		if i.Key == nil || i.Key.Lasting { // the latter is ours, not the submitter's
 			return ""
 		}
 		return i.Key.Key
@@ -203,6 +203,7 @@ func (a *turnArgs) inserts(ins []tasks.Insert) {
 	addInts(a, keyed, func(i *tasks.Insert) int64 { return int64(i.KeyIndex) })
 	addInts(a, keyed, func(i *tasks.Insert) int64 { return int64(i.ID) })
 	addBlobs(a, keyed, func(i *tasks.Insert) []byte { return i.Key.Hash[:] })
+	addBools(a, keyed, func(i *tasks.Insert) bool { return i.Key.Lasting })
 }
 
 func hasKeys(ins []tasks.Insert) bool {
@@ -311,5 +312,6 @@ func (a *turnArgs) rare(due []tasks.DueTask, ended []tasks.Finish) error {
 	addInts(a, ended, func(f *tasks.Finish) int64 { return int64(f.ID) })
 	addInts(a, ended, func(f *tasks.Finish) int64 { return int64(f.Attempt) })
 	addInts(a, ended, func(f *tasks.Finish) int64 { return int64(f.Agent) })
+	addTexts(a, ended, func(f *tasks.Finish) string { return f.CancelActor })
 	return addEndings(a, ended, func(f *tasks.Finish) *tasks.Ending { return &f.Ending })
 }

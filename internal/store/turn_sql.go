@@ -67,9 +67,10 @@ const (
 
 	turnKeys = `, kept AS (
     INSERT INTO task_dedup (principal, route, key, idx, task_id, hash, expires_at)
-    SELECT v.principal, v.route, v.key, v.idx, v.task_id, v.hash, now() + interval '24 hours'
-    FROM unnest(?::text[], ?::text[], ?::text[], ?::integer[], ?::bigint[], ?::bytea[])
-         v (principal, route, key, idx, task_id, hash)
+    SELECT v.principal, v.route, v.key, v.idx, v.task_id, v.hash,
+        CASE WHEN v.lasting THEN 'infinity' ELSE now() + interval '24 hours' END
+    FROM unnest(?::text[], ?::text[], ?::text[], ?::integer[], ?::bigint[], ?::bytea[], ?::boolean[])
+         v (principal, route, key, idx, task_id, hash, lasting)
     WHERE (SELECT ok FROM held)
     ON CONFLICT (principal, route, key, idx) DO UPDATE
     SET task_id = EXCLUDED.task_id, hash = EXCLUDED.hash, expires_at = EXCLUDED.expires_at
@@ -106,7 +107,7 @@ const (
          v (agent_num, priority, task_id, op, attempt, seen_epoch, new_epoch, actor)`
 
 	turnOpsWide = `, op AS MATERIALIZED (
-    SELECT v.*, q.ct, q.started_at, q.expires_at
+    SELECT v.*, q.ct, q.started_at, q.expires_at, q.cancel_requested_at, q.cancel_actor
     FROM unnest(?::integer[], ?::smallint[], ?::bigint[], ?::smallint[], ?::smallint[], ?::bigint[], ?::bigint[], ?::text[],
                 ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::bytea[], ?::bigint[], ?::bigint[])
          v (agent_num, priority, task_id, op, attempt, seen_epoch, new_epoch, actor,
@@ -115,7 +116,7 @@ const (
 	// seen_epoch: 0 = has not started, -1 = started under whatever epoch.
 	turnProbe = `
     CROSS JOIN LATERAL (
-        SELECT q.ctid AS ct, q.started_at, q.expires_at FROM agent_queue q
+        SELECT q.ctid AS ct, q.started_at, q.expires_at, q.cancel_requested_at, q.cancel_actor FROM agent_queue q
         WHERE q.agent_num = v.agent_num AND q.priority = v.priority AND q.task_id = v.task_id
           AND q.attempt = v.attempt
           AND CASE v.seen_epoch WHEN 0 THEN q.started_at IS NULL
@@ -135,14 +136,17 @@ const (
     RETURNING q.task_id
 )`
 
+	// The mark of a cancellation goes from the queue to the result; who ends a
+	// task that has not started comes with the turn.
 	turnFinishes = `, deleted AS (
     DELETE FROM agent_queue WHERE ctid = ANY (ARRAY(SELECT ct FROM op WHERE op IN (1, 5)))
     RETURNING task_id
 ), result AS (
     INSERT INTO agent_result (task_id, agent_num, outcome, reason, detail, exit, result, result_bytes,
-        output_bytes, started_at, completed_at, attempt, epoch)
+        output_bytes, started_at, completed_at, attempt, epoch, cancel_requested_at, cancel_actor)
     SELECT task_id, agent_num, outcome, reason, detail, nullif(exit, '')::json, nullif(result, '')::json,
-        nullif(result_bytes, ''), output_bytes, started_at, now(), attempt, seen_epoch
+        nullif(result_bytes, ''), output_bytes, started_at, now(), attempt, seen_epoch,
+        coalesce(cancel_requested_at, CASE WHEN actor <> '' THEN now() END), coalesce(cancel_actor, nullif(actor, ''))
     FROM op WHERE op = 1
 )`
 
@@ -172,8 +176,8 @@ const (
     SELECT agent_num, priority, task_id, attempt, expires_at FROM due
 ), ended AS MATERIALIZED (
     SELECT v.*, l.ct
-    FROM unnest(?::bigint[], ?::smallint[], ?::integer[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::bytea[], ?::bigint[])
-         v (task_id, attempt, agent_num, outcome, reason, detail, exit, result, result_bytes, output_bytes)
+    FROM unnest(?::bigint[], ?::smallint[], ?::integer[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::text[], ?::bytea[], ?::bigint[])
+         v (task_id, attempt, agent_num, actor, outcome, reason, detail, exit, result, result_bytes, output_bytes)
     CROSS JOIN LATERAL (
         SELECT l.ctid AS ct FROM agent_later l
         WHERE l.task_id = v.task_id AND l.agent_num = v.agent_num AND l.attempt = v.attempt
@@ -181,9 +185,9 @@ const (
     WHERE (SELECT ok FROM held)
 ), ended_result AS (
     INSERT INTO agent_result (task_id, agent_num, outcome, reason, detail, exit, result, result_bytes,
-        output_bytes, completed_at, attempt)
+        output_bytes, completed_at, attempt, cancel_requested_at, cancel_actor)
     SELECT task_id, agent_num, outcome, reason, detail, nullif(exit, '')::json, nullif(result, '')::json,
-        nullif(result_bytes, ''), output_bytes, now(), attempt
+        nullif(result_bytes, ''), output_bytes, now(), attempt, CASE WHEN actor <> '' THEN now() END, nullif(actor, '')
     FROM ended
 ), later_deleted AS (
     DELETE FROM agent_later WHERE ctid = ANY (ARRAY(SELECT ct FROM due UNION ALL SELECT ct FROM ended))

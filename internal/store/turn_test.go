@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -403,4 +404,54 @@ func TestHistoryNeverChanges(t *testing.T) {
 			t.Errorf("%s was allowed", q)
 		}
 	}
+}
+
+// TestRetriesOfManySessionsAreOne sends the same retry from several sessions
+// at once, as controllers would whose callers retry together.
+func TestRetriesOfManySessionsAreOne(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1)
+	old := r.insert(r.agents[0], true)
+	r.turn(&tasks.Turn{Inserts: []tasks.Insert{old}})
+	r.turn(&tasks.Turn{Finishes: []tasks.Finish{r.finish(old, 1)}})
+	const sessions = 8
+	inserted := make(chan []tasks.ID, sessions)
+	var wg sync.WaitGroup
+	for range sessions {
+		in := r.insert(r.agents[0], false)
+		in.RetryOf, in.Key = old.ID, &tasks.Idempotency{Route: tasks.RetryRoute, Key: old.ID.String(), Lasting: true}
+		wg.Go(func() {
+			res, err := r.tryTurn(&tasks.Turn{Inserts: []tasks.Insert{in}})
+			if err != nil {
+				t.Errorf("turn: %v", err)
+				inserted <- nil
+				return
+			}
+			inserted <- res.Inserted
+		})
+	}
+	wg.Wait()
+	close(inserted)
+	var all []tasks.ID
+	for ids := range inserted {
+		all = append(all, ids...)
+	}
+	got, err := r.Task(t.Context(), old.ID)
+	if err != nil || len(all) != 1 || got.RetriedAs != all[0] {
+		t.Fatalf("%d sessions stored the retries %v; the task says %+v, %v", sessions, all, got, err)
+	}
+	if n := r.count(`SELECT count(*) FROM agent_task WHERE retry_of IS NOT NULL AND idem_key IS NULL`); n != 1 {
+		t.Errorf("%d retries are stored", n)
+	}
+	// Its key has no end, but goes when the task that was retried has gone.
+	if _, err := r.general.Exec(`INSERT INTO task_dedup (principal, route, key, idx, task_id, expires_at, hash) VALUES ('', 'retry', '0', 0, 7, 'infinity', '')`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Upkeep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.count(`SELECT count(*) FROM task_dedup WHERE task_id = $1`, int64(all[0])); n != 1 || r.count(`SELECT count(*) FROM task_dedup`) != 1 {
+		t.Errorf("upkeep left %d keys of the retry, %d in all; want that one", n, r.count(`SELECT count(*) FROM task_dedup`))
+	}
+	checkInvariant(t, r.DB)
 }

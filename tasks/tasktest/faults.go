@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"headgate/tasks"
 )
@@ -167,6 +168,30 @@ func (f *Faults) Due(ctx context.Context, shards []tasks.Shard, limit int) ([]ta
 		return nil, err
 	}
 	return f.Store.Due(ctx, shards, limit)
+}
+
+// Removed implements tasks.Queue.
+func (f *Faults) Removed(ctx context.Context, shards []tasks.Shard, within time.Duration) ([]tasks.Agent, error) {
+	if err := f.broken(); err != nil {
+		return nil, err
+	}
+	return f.Store.Removed(ctx, shards, within)
+}
+
+// Abandoned implements tasks.Queue.
+func (f *Faults) Abandoned(ctx context.Context, agents []tasks.AgentNum, limit int) ([]tasks.Finish, error) {
+	if err := f.broken(); err != nil {
+		return nil, err
+	}
+	return f.Store.Abandoned(ctx, agents, limit)
+}
+
+// Alike implements tasks.Queue.
+func (f *Faults) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.QueueRow, error) {
+	if err := f.broken(); err != nil {
+		return nil, err
+	}
+	return f.Store.Alike(ctx, inserts)
 }
 
 // Renew implements tasks.Leases.

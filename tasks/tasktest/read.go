@@ -45,7 +45,7 @@ func (s *Store) Load(ctx context.Context, shards []tasks.Shard) (*tasks.Loaded, 
 				continue
 			}
 			l.Started = append(l.Started, tasks.Started{
-				Queued: r.queued(), Epoch: r.epoch, StartedAt: r.startedAt, CancelRequestedAt: r.cancelledAt,
+				Queued: r.queued(), Epoch: r.epoch, StartedAt: r.startedAt, CancelRequestedAt: r.cancelledAt, CancelActor: r.cancelActor,
 			})
 		}
 	}
@@ -138,6 +138,80 @@ func (s *Store) Overdue(ctx context.Context, shards []tasks.Shard, limit int) ([
 		})
 	}
 	return fs, nil
+}
+
+// Removed implements tasks.Queue.
+func (s *Store) Removed(ctx context.Context, shards []tasks.Shard, within time.Duration) ([]tasks.Agent, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []tasks.Agent
+	for _, num := range slices.Sorted(maps.Keys(s.gone)) {
+		a := s.agents[num]
+		open := len(a.queue) > 0
+		for _, r := range s.later {
+			open = open || r.ins.Agent == num
+		}
+		if open && s.holds(num, shards) && (within == 0 || time.Since(s.gone[num]) < within) {
+			all = append(all, tasks.Agent{Num: num, ID: a.ref.ID, Name: a.ref.Name, Removed: true})
+		}
+	}
+	return all, nil
+}
+
+// Abandoned implements tasks.Queue.
+func (s *Store) Abandoned(ctx context.Context, agents []tasks.AgentNum, limit int) ([]tasks.Finish, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var open []*row
+	for _, num := range agents {
+		for _, r := range s.agents[num].queue {
+			if !r.started() {
+				open = append(open, r)
+			}
+		}
+		for _, r := range s.later {
+			if r.ins.Agent == num {
+				open = append(open, r)
+			}
+		}
+	}
+	var fs []tasks.Finish
+	for _, r := range open[:min(limit, len(open))] {
+		fs = append(fs, tasks.Finish{
+			Agent: r.ins.Agent, Priority: r.ins.Priority,
+			Ref: tasks.Ref{ID: r.ins.ID, Attempt: r.attempt}, Later: r.place == inLater,
+		})
+	}
+	return fs, nil
+}
+
+// Alike implements tasks.Queue.
+func (s *Store) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.QueueRow, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([][]tasks.QueueRow, len(inserts))
+	for i := range inserts {
+		x := &inserts[i]
+		for _, r := range s.agents[x.Agent].queue {
+			same := r.ins.Kind == x.Kind && r.ins.Args == x.Args && r.ins.Delivery == x.Delivery &&
+				r.ins.Priority == x.Priority && r.ins.Timeout == x.Timeout
+			if same && !r.started() && !r.ins.ExpiresAt.After(x.ExpiresAt) {
+				all[i] = append(all[i], tasks.QueueRow{
+					Agent: x.Agent, Priority: x.Priority, Ref: tasks.Ref{ID: r.ins.ID, Attempt: r.attempt},
+				})
+			}
+		}
+	}
+	return all, nil
 }
 
 // Find implements tasks.Queue.
@@ -241,11 +315,11 @@ func (s *Store) task(r *row) tasks.Task {
 		State: tasks.StateNew, Ending: r.ending,
 		CreatedAt: r.ins.CreatedAt, NotBefore: r.ins.NotBefore, ExpiresAt: r.ins.ExpiresAt,
 		StartedAt: r.startedAt, CompletedAt: r.completedAt, CancelRequestedAt: r.cancelledAt,
-		Actor: r.ins.Actor, RetryOf: r.ins.RetryOf, RunID: r.ins.RunID,
+		CancelActor: r.cancelActor, Actor: r.ins.Actor, RetryOf: r.ins.RetryOf, RunID: r.ins.RunID,
 	}
 	switch {
 	case r.place == completed:
-		t.State = tasks.StateCompleted
+		t.State, t.RetriedAs = tasks.StateCompleted, s.retry[r.ins.ID]
 	case r.place == inLater:
 		t.NotBefore = r.runAt
 	case r.started():
@@ -366,9 +440,10 @@ func (s *Store) Replay(ctx context.Context, key tasks.Idempotency) ([]tasks.Dedu
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []tasks.DedupRow
+	now := time.Now()
 	for k, d := range s.dedup {
-		if k.principal == key.Principal && k.route == key.Route && k.key == key.Key {
-			all = append(all, d)
+		if k.principal == key.Principal && k.route == key.Route && k.key == key.Key && d.holds(now) {
+			all = append(all, d.DedupRow)
 		}
 	}
 	slices.SortFunc(all, func(a, b tasks.DedupRow) int { return cmp.Compare(a.Index, b.Index) })

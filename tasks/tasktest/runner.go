@@ -420,7 +420,7 @@ func (a *simAgent) forget(id tasks.ID) {
 func (r *ScriptedRunner) Forget(agent tasks.AgentNum, ids ...tasks.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if a := r.agents[agent]; a.session%2 == 1 {
+	if a := r.agents[agent]; a != nil && a.session%2 == 1 {
 		for _, id := range ids {
 			a.forget(id)
 		}

@@ -35,6 +35,7 @@ type row struct {
 	startedAt   time.Time
 	runAt       time.Time
 	cancelledAt time.Time
+	cancelActor string
 	completedAt time.Time
 	ending      tasks.Ending
 }
@@ -59,6 +60,14 @@ type dedupKey struct {
 	index                 int
 }
 
+// keyed is a row of task_dedup.
+type keyed struct {
+	tasks.DedupRow
+	until time.Time // zero = for ever
+}
+
+func (k *keyed) holds(now time.Time) bool { return k.until.IsZero() || k.until.After(now) }
+
 type chunkKey struct {
 	id           tasks.ID
 	attempt, seq int
@@ -82,7 +91,9 @@ type Store struct {
 	rows   map[tasks.ID]*row
 	order  []tasks.ID // ascending
 	later  map[tasks.ID]*row
-	dedup  map[dedupKey]tasks.DedupRow
+	dedup  map[dedupKey]keyed
+	gone   map[tasks.AgentNum]time.Time // removed agents, and since when
+	retry  map[tasks.ID]tasks.ID        // what repeats a task
 	chunks map[chunkKey]tasks.OutputChunk
 	late   map[lateKey]tasks.Finish
 	points map[string]map[int64]tasks.Point
@@ -95,7 +106,9 @@ func NewStore() *Store {
 		agents: map[tasks.AgentNum]*agentRow{},
 		rows:   map[tasks.ID]*row{},
 		later:  map[tasks.ID]*row{},
-		dedup:  map[dedupKey]tasks.DedupRow{},
+		dedup:  map[dedupKey]keyed{},
+		gone:   map[tasks.AgentNum]time.Time{},
+		retry:  map[tasks.ID]tasks.ID{},
 		chunks: map[chunkKey]tasks.OutputChunk{},
 		late:   map[lateKey]tasks.Finish{},
 		points: map[string]map[int64]tasks.Point{},
@@ -109,6 +122,26 @@ func (s *Store) NewAgent(id uuid.UUID, name string, labels map[string]string) ta
 	num := tasks.AgentNum(len(s.agents) + 1)
 	s.agents[num] = &agentRow{ref: tasks.AgentRef{Num: num, ID: id, Name: name}, labels: labels}
 	return num
+}
+
+// RemoveAgent marks an agent as removed, as another controller would. It tells
+// nobody.
+func (s *Store) RemoveAgent(num tasks.AgentNum) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gone[num] = time.Now()
+}
+
+// ExpireKeys lets the 24 hours of every idempotency key be over.
+func (s *Store) ExpireKeys() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, d := range s.dedup {
+		if !d.until.IsZero() {
+			d.until = time.Now()
+			s.dedup[k] = d
+		}
+	}
 }
 
 // ExpireLeases ends every lease now, as if its owner had fallen silent.
@@ -288,7 +321,7 @@ func checkData(t *tasks.Turn) error {
 	}
 	for i := range t.Finishes {
 		e := &t.Finishes[i].Ending
-		text("ending", string(e.Outcome), e.Reason, e.Detail)
+		text("ending", string(e.Outcome), e.Reason, e.Detail, t.Finishes[i].CancelActor)
 		doc("result", e.Result)
 		if e.Exit != nil {
 			text("exit", e.Exit.Signal, e.Exit.SpawnError)
@@ -341,6 +374,9 @@ func (p *pass) finishes(fs []tasks.Finish) {
 		if p.commit {
 			p.s.leave(r)
 			r.place, r.completedAt, r.ending = completed, p.now, f.Ending
+			if f.CancelActor != "" && r.cancelledAt.IsZero() {
+				r.cancelledAt, r.cancelActor = p.now, f.CancelActor
+			}
 		}
 	}
 }
@@ -355,7 +391,7 @@ func (p *pass) requeues(qs []tasks.Requeue) {
 		if !p.commit {
 			continue
 		}
-		r.startedAt, r.epoch, r.cancelledAt = time.Time{}, 0, time.Time{}
+		r.startedAt, r.epoch, r.cancelledAt, r.cancelActor = time.Time{}, 0, time.Time{}, ""
 		if q.NotBefore.After(p.now) {
 			p.s.leave(r)
 			p.s.enterLater(r, q.NotBefore)
@@ -371,7 +407,7 @@ func (p *pass) cancels(cs []tasks.CancelMark) {
 		}
 		p.res.Marked = append(p.res.Marked, c.ID)
 		if p.commit && r.cancelledAt.IsZero() {
-			r.cancelledAt = p.now
+			r.cancelledAt, r.cancelActor = p.now, c.Actor
 		}
 	}
 }
@@ -408,12 +444,12 @@ func (p *pass) inserts(ins []tasks.Insert) {
 	for _, x := range ins {
 		if x.Key != nil {
 			k := dedupKey{x.Key.Principal, x.Key.Route, x.Key.Key, x.KeyIndex}
-			if _, ok := p.s.dedup[k]; ok || seen[k] {
+			if d, ok := p.s.dedup[k]; ok && d.holds(p.now) || seen[k] {
 				continue
 			}
 			seen[k] = true
 			if p.commit {
-				p.s.dedup[k] = tasks.DedupRow{Index: x.KeyIndex, ID: x.ID, Hash: x.Key.Hash}
+				p.s.keep(k, &x, p.now)
 			}
 		}
 		p.res.Inserted = append(p.res.Inserted, x.ID)
@@ -434,6 +470,21 @@ func (p *pass) inserts(ins []tasks.Insert) {
 		}
 	}
 }
+
+// keep notes the key of an insert.
+func (s *Store) keep(k dedupKey, x *tasks.Insert, now time.Time) {
+	d := keyed{DedupRow: tasks.DedupRow{Index: x.KeyIndex, ID: x.ID, Hash: x.Key.Hash}}
+	if !x.Key.Lasting {
+		d.until = now.Add(keyTerm)
+	}
+	s.dedup[k] = d
+	if x.Key.Route == tasks.RetryRoute && x.Key.Principal == "" {
+		s.retry[x.RetryOf] = x.ID
+	}
+}
+
+// keyTerm is how long an ordinary idempotency key holds.
+const keyTerm = 24 * time.Hour
 
 func (s *Store) addOrder(id tasks.ID) {
 	if n := len(s.order); n == 0 || s.order[n-1] < id {

@@ -13,6 +13,7 @@ func TestStoreInMemory(t *testing.T) {
 		s := tasktest.NewStore()
 		return tasktest.Env{
 			Store: s, NewAgent: s.NewAgent, ExpireLeases: s.ExpireLeases,
+			RemoveAgent: s.RemoveAgent, ExpireKeys: s.ExpireKeys,
 			Late: func(id tasks.ID) int {
 				n := 0
 				for _, f := range s.Late() {

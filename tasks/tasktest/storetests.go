@@ -26,6 +26,10 @@ type Env struct {
 	NewAgent func(id uuid.UUID, name string, labels map[string]string) tasks.AgentNum
 	// ExpireLeases ends every lease now; nil skips the tests of expiry.
 	ExpireLeases func()
+	// RemoveAgent marks an agent as removed.
+	RemoveAgent func(num tasks.AgentNum)
+	// ExpireKeys lets the 24 hours of every idempotency key be over.
+	ExpireKeys func()
 	// Late counts the late answers kept for a task; nil skips the check.
 	Late func(id tasks.ID) int
 }
@@ -59,6 +63,11 @@ func storeTests() map[string]func(b *bench) {
 		"late answers change nothing":                       testLate,
 		"a cancel mark is for started tasks":                testCancelMark,
 		"a key makes a task once":                           testReplay,
+		"a lasting key outlives the others":                 testLastingKey,
+		"a cancel mark stays with the result":               testCancelStays,
+		"removed agents are found with their open tasks":    testRemoved,
+		"alike gives what a newer task replaces":            testAlike,
+		"a task is replaced in the turn of the newer one":   testReplaced,
 		"a turn is whole or nothing when data is refused":   testPoison,
 		"leases go to one owner and epochs rise":            testLeases,
 		"a former owner is replaced at once and fenced":     testFencing,

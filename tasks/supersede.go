@@ -1,0 +1,174 @@
+package tasks
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"headgate/internal/kinds"
+)
+
+// maxLooks bounds the agents whose tables are searched for one turn: each
+// costs up to 20 ms when 10,000 tasks wait for it, and others wait meanwhile.
+const maxLooks = 8
+
+// expirySlack is how much earlier a newer task may expire and still replace
+// an older one: two that come together may be stored in either order.
+const expirySlack = time.Minute
+
+// likeness is what two tasks have in common when one may replace the other.
+type likeness struct {
+	agent    AgentNum
+	kind     string
+	args     string
+	delivery kinds.Delivery
+	priority int
+	timeout  time.Duration
+}
+
+func (x *Insert) likeness() likeness {
+	return likeness{x.Agent, x.Kind, x.Args, x.Delivery, x.Priority, x.Timeout}
+}
+
+// replacedBy says whether a waiting task has to make room for x.
+func (q *Queued) replacedBy(x *Insert) bool {
+	return likeness{q.Agent, q.Kind, q.Args, q.Delivery, q.Priority, q.Timeout} == x.likeness() &&
+		!q.ExpiresAt.After(x.ExpiresAt.Add(expirySlack))
+}
+
+// fillOlder looks for what the submissions of the next turn replace. Nobody
+// else changes the queue of these agents, so that it still holds in the turn.
+func (l *loop) fillOlder(ctx context.Context) error {
+	var far []*submission // their agents have more in the table than in memory
+	for _, s := range l.subs[:min(len(l.subs), l.m.cfg.Limits.TurnItems)] {
+		if !s.replaces {
+			continue
+		}
+		s.older, s.looked = nil, true
+		a := l.agents[s.ins.Agent]
+		switch {
+		case a == nil || a.depth == 0 && !a.more:
+		case !a.more:
+			for i := range a.next {
+				if q := &a.next[i]; q.replacedBy(&s.ins) {
+					s.older = append(s.older, QueueRow{Agent: q.Agent, Priority: q.Priority, Ref: Ref{ID: q.ID, Attempt: q.Attempt}})
+				}
+			}
+		case len(far) < maxLooks:
+			far = append(far, s)
+		default:
+			s.looked = false
+		}
+	}
+	if err := l.searchOlder(ctx, far); err != nil {
+		return err
+	}
+	return l.spareKnown(ctx)
+}
+
+// searchOlder looks into the table.
+func (l *loop) searchOlder(ctx context.Context, subs []*submission) error {
+	if len(subs) == 0 {
+		return nil
+	}
+	inserts := make([]Insert, len(subs))
+	for i, s := range subs {
+		inserts[i] = s.ins
+		inserts[i].ExpiresAt = s.ins.ExpiresAt.Add(expirySlack)
+	}
+	ctx, cancel := l.storeContext(ctx)
+	defer cancel()
+	found, err := l.m.cfg.Store.Alike(ctx, inserts)
+	if err != nil {
+		return err
+	}
+	for i, s := range subs {
+		s.older = found[i]
+	}
+	return nil
+}
+
+// spareKnown lets a submission replace nothing when its key is known: it will
+// not be stored, and what it would replace may be the very task of the key.
+func (l *loop) spareKnown(ctx context.Context) error {
+	for _, s := range l.subs[:min(len(l.subs), l.m.cfg.Limits.TurnItems)] {
+		if s.ins.Key == nil || len(s.older) == 0 {
+			continue
+		}
+		c, cancel := l.storeContext(ctx)
+		known, err := l.m.cfg.Store.Replay(c, *s.ins.Key)
+		cancel()
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(known, func(r DedupRow) bool { return r.Index == s.ins.KeyIndex }) {
+			s.older = nil
+		}
+	}
+	return nil
+}
+
+// replace lets the older tasks end in the turn that stores the newer one. What
+// starts or ends in this turn anyway is left alone.
+func (l *loop) replace(p *plan, o *op) {
+	for _, row := range o.sub.older {
+		_, pinned := l.pinned[row.ID]
+		_, taken := p.replaced[row.ID]
+		if pinned || taken || p.claims(row.ID) {
+			continue
+		}
+		if p.replaced == nil {
+			p.replaced = map[ID]struct{}{}
+		}
+		p.replaced[row.ID] = struct{}{}
+		o.older = append(o.older, Finish{Agent: row.Agent, Priority: row.Priority, Ref: row.Ref, Ending: superseded(o.sub.ins.ID)})
+	}
+	like := o.sub.ins.likeness()
+	if before := p.newest[like]; before != nil && !before.sub.ins.ExpiresAt.After(o.sub.ins.ExpiresAt.Add(expirySlack)) {
+		before.newer = o
+	}
+	if p.newest == nil {
+		p.newest = map[likeness]*op{}
+	}
+	p.newest[like] = o
+}
+
+// claims says whether the plan starts a task.
+func (p *plan) claims(id ID) bool {
+	return slices.ContainsFunc(p.ops, func(o *op) bool { return o.kind == opClaim && o.q.ID == id })
+}
+
+func superseded(by ID) Ending {
+	return Ending{
+		Outcome: Cancelled, Reason: ReasonSuperseded,
+		Detail: fmt.Sprintf("Task %d, which is newer and asks for the same, has taken its place.", by),
+	}
+}
+
+// settleOlder tells of the tasks that ended because o was stored.
+func (l *loop) settleOlder(o *op) {
+	if o.state == opRefused {
+		return // nothing was written
+	}
+	for i := range o.older {
+		f := &o.older[i]
+		o.a.drop(f.ID)
+		if !slices.Contains(o.ended, f.ID) {
+			o.a.reread() // it was not where it was seen
+			l.touch(o.a)
+			continue
+		}
+		l.queued(o.a, -1)
+		l.completed(&op{kind: opFinish, a: o.a, fin: f, at: o.at}, nil)
+	}
+}
+
+// settleNewer ends a task that one of the same turn replaces: it is in the
+// table only now.
+func (l *loop) settleNewer(o *op) {
+	if o.newer == nil || o.newer.state != opDone {
+		return
+	}
+	l.endUnstarted(o.a, o.sub.ins.Priority, Ref{ID: o.sub.ins.ID}, false, superseded(o.newer.sub.ins.ID), nil)
+}
