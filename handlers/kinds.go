@@ -17,6 +17,7 @@ type KindBody struct {
 	Timeout    string          `json:"timeout"`
 	MaxTimeout string          `json:"max_timeout"`
 	Streams    bool            `json:"streams"`
+	Supersedes bool            `json:"supersedes"` // a newer task replaces those like it that have not started
 	Schema     json.RawMessage `json:"schema"`
 } //	@name	Kind
 
@@ -48,7 +49,7 @@ type ProgramBody struct {
 func kindBody(k *kinds.Kind) KindBody {
 	return KindBody{
 		Name: k.Name, Title: k.Title, Summary: k.Summary, Delivery: string(k.Delivery), Timeout: durationText(k.Timeout),
-		MaxTimeout: durationText(k.MaxTimeout), Streams: k.Streams, Schema: rawOrNull(k.Schema),
+		MaxTimeout: durationText(k.MaxTimeout), Streams: k.Streams, Supersedes: k.Supersedes, Schema: rawOrNull(k.Schema),
 	}
 }
 

@@ -67,6 +67,7 @@ func (s *server) apiRoutes() []route {
 		{method: "GET", pattern: "/tasks", perm: auth.ReadTasks, handle: s.listTasks, query: taskQuery, usesTasks: true},
 		{method: "GET", pattern: "/tasks/{id}", perm: auth.ReadTasks, handle: s.getTask, query: []string{"wait"}, usesTasks: true},
 		{method: "POST", pattern: "/tasks/{id}/cancel", perm: auth.CancelTasks, handle: s.cancelTask, usesTasks: true},
+		{method: "POST", pattern: "/tasks/{id}/retry", perm: auth.SubmitTasks, handle: s.retryTask, usesTasks: true},
 		{method: "GET", pattern: "/tasks/{id}/output", perm: auth.ReadTasks, handle: s.taskOutput, query: []string{"stream"}, usesTasks: true},
 
 		{method: "GET", pattern: "/agents", perm: auth.ReadAgents, handle: s.listAgents, query: []string{"health", "q", labelPrefix + "*", "limit", "cursor"}, usesTasks: true},

@@ -41,16 +41,18 @@ type TaskBody struct {
 	CreatedAt         time.Time       `json:"created_at"`
 	StartedAt         *time.Time      `json:"started_at"`
 	CompletedAt       *time.Time      `json:"completed_at"`
-	CancelRequestedAt *time.Time      `json:"cancel_requested_at"`
-	Actor             string          `json:"actor"`    // who submitted it
-	RetryOf           *string         `json:"retry_of"` // id of the task that this one repeats
+	CancelRequestedAt *time.Time      `json:"cancel_requested_at"` // when somebody first asked for its end; stays when it is completed
+	CancelRequestedBy *string         `json:"cancel_requested_by"` // who asked
+	Actor             string          `json:"actor"`               // who submitted it
+	RetryOf           *string         `json:"retry_of"`            // id of the task that this one repeats
+	RetriedAs         *string         `json:"retried_as"`          // id of the task that repeats this one
 	RunID             *string         `json:"run_id"`
 	Waiting           *WaitingBody    `json:"waiting"` // why it is not completed; null when it is
 } //	@name	Task
 
 // WaitingBody explains why a task is not completed.
 type WaitingBody struct {
-	Cause    string     `json:"cause"` // agent_busy, agent_unreachable, agent_paused, agent_quarantined, not_due, starting, running, cancel_requested
+	Cause    string     `json:"cause"` // agent_busy, agent_unreachable, agent_paused, agent_quarantined, agent_removed, not_due, starting, running, cancel_requested
 	Sentence string     `json:"sentence"`
 	NextStep string     `json:"next_step"`
 	Since    *time.Time `json:"since"`
@@ -87,10 +89,14 @@ func appendTask(b []byte, t *tasks.Task) []byte {
 	b = append(b, durationText(t.Timeout)...)
 	b = append(b, '"')
 	b = appendTimes(b, t)
+	b = append(b, `,"cancel_requested_by":`...)
+	b = appendOptional(b, t.CancelActor)
 	b = append(b, `,"actor":`...)
 	b = appendString(b, t.Actor)
 	b = append(b, `,"retry_of":`...)
 	b = appendTaskID(b, t.RetryOf)
+	b = append(b, `,"retried_as":`...)
+	b = appendTaskID(b, t.RetriedAs)
 	b = append(b, `,"run_id":`...)
 	if t.RunID == (uuid.UUID{}) {
 		b = append(b, "null"...)

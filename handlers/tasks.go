@@ -351,6 +351,47 @@ func (s *server) cancelTask(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// retryTask repeats a completed task.
+//
+//	@Summary		Retry a task
+//	@Description	Stores a new task with the agent, kind, arguments, delivery, priority and timeout of a completed one, and as much time to start as that one had. It can be done once: every further call, whoever makes it and whenever, gives the same task and says so in Idempotent-Replayed. To run it another time, retry the newer task.
+//	@ID				retryTask
+//	@Tags			tasks
+//	@Produce		json
+//	@Security		BearerAuth
+//	@Security		CookieAuth
+//	@Param			id	path		string		true	"id of the completed task"	example(1001)
+//	@Success		202	{object}	TaskBody	"the task that repeats it, as it is now"
+//	@Header			202	{string}	Location	"path of that task"
+//	@Header			202	{string}	Idempotent-Replayed	"true when it had been retried before"
+//	@Failure		401	{object}	Problem
+//	@Failure		403	{object}	Problem
+//	@Failure		404	{object}	Problem
+//	@Failure		409	{object}	Problem	"not completed, or its agent was removed"
+//	@Failure		421	{object}	Problem
+//	@Failure		422	{object}	Problem
+//	@Failure		429	{object}	Problem
+//	@Failure		503	{object}	Problem
+//	@Router			/api/v1/tasks/{id}/retry [post]
+func (s *server) retryTask(w http.ResponseWriter, r *http.Request) error {
+	id, err := pathTask(r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := writeContext(r)
+	defer cancel()
+	t, replayed, err := s.cfg.Tasks.Retry(ctx, id, principal(r).Actor())
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Location", s.at(base+"/tasks/"+t.ID.String()))
+	if replayed {
+		w.Header().Set("Idempotent-Replayed", "true")
+	}
+	s.writeTask(w, http.StatusAccepted, t)
+	return nil
+}
+
 func pathTask(r *http.Request) (tasks.ID, error) {
 	text := chi.URLParam(r, "id")
 	n, err := strconv.ParseInt(text, 10, 64)

@@ -81,6 +81,10 @@ func (s *server) task(w http.ResponseWriter, r *http.Request) error {
 		done = &flash{"succeeded", "Task " + t.ID.String() + " is submitted and on disk."}
 	case "cancelled":
 		done = &flash{"succeeded", "The end of task " + t.ID.String() + " is asked for."}
+	case "retried":
+		done = &flash{"succeeded", "Task " + t.ID.String() + " repeats task " + t.RetryOf.String() + " and is on disk."}
+	case "retried-before":
+		done = &flash{"succeeded", "Task " + t.RetryOf.String() + " had been retried before, as this task."}
 	}
 	return s.showTask(w, r, http.StatusOK, t, done)
 }
@@ -158,6 +162,28 @@ func (s *server) cancelTask(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// retryTask repeats a completed task and leads to the new one.
+func (s *server) retryTask(w http.ResponseWriter, r *http.Request) error {
+	t, err := s.pathTask(r)
+	if err != nil {
+		return err
+	}
+	again, replayed, err := s.cfg.Tasks.Retry(r.Context(), t.ID, principal(r).Actor())
+	if err != nil {
+		p := problemOf(unknownTask(err, t.ID.String()))
+		if p.Status >= http.StatusInternalServerError {
+			return err
+		}
+		return s.showTask(w, r, p.Status, t, &flash{"failed", p.Text + " " + p.Hint})
+	}
+	done := "retried"
+	if replayed {
+		done = "retried-before"
+	}
+	s.redirect(w, r, "/tasks/"+again.ID.String()+"?done="+done)
+	return nil
+}
+
 // steps tells the task's life so far, and what is to come.
 func steps(t *tasks.Task, now time.Time) []step {
 	list := []step{{State: "succeeded", Name: "Submitted", Text: "by " + actorName(t.Actor), At: t.CreatedAt, Note: "On disk before it was acknowledged."}}
@@ -185,7 +211,7 @@ func steps(t *tasks.Task, now time.Time) []step {
 		list = append(list, st)
 	}
 	if !t.CancelRequestedAt.IsZero() {
-		list = append(list, step{State: "cancelled", Name: "Cancel asked for", At: t.CancelRequestedAt})
+		list = append(list, step{State: "cancelled", Name: "Cancel asked for", Text: "by " + actorName(t.CancelActor), At: t.CancelRequestedAt})
 	}
 	last := step{State: "new", Name: "completed", At: t.ExpiresAt, By: true}
 	switch {

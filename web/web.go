@@ -27,6 +27,7 @@ type Tasks interface {
 	List(ctx context.Context, f tasks.Filter) (tasks.Page, error)
 	OutputChunks(ctx context.Context, id tasks.ID, fromSeq, limit int) ([]tasks.OutputChunk, error)
 	Cancel(ctx context.Context, id tasks.ID, actor string) (*tasks.Task, error)
+	Retry(ctx context.Context, id tasks.ID, actor string) (t *tasks.Task, replayed bool, err error)
 }
 
 // Fleet is the agents as the pages use them; *fleet.Fleet implements it.
@@ -161,6 +162,7 @@ func (s *server) routes() []route {
 		{"GET", "/tasks/{id}", auth.ReadTasks, s.task, []string{"from", "done"}},
 		{"GET", "/tasks/{id}/output", auth.ReadTasks, s.moreOutput, []string{"from"}},
 		{"POST", "/tasks/{id}/cancel", auth.CancelTasks, s.cancelTask, nil},
+		{"POST", "/tasks/{id}/retry", auth.SubmitTasks, s.retryTask, nil},
 		{"GET", "/run", auth.SubmitTasks, s.runForm, nil},
 		{"POST", "/run", auth.SubmitTasks, s.submitRun, nil},
 		{"GET", "/sign-in", auth.Public, s.signInPage, []string{"code", "next"}},

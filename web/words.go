@@ -209,7 +209,7 @@ func outcomeTitle(o tasks.Outcome) string {
 	return map[tasks.Outcome]string{
 		tasks.Failed: "It ran and reported failure", tasks.TimedOut: "It did not end within its timeout",
 		tasks.Rejected: "The agent refused to run it", tasks.Unknown: "Nobody can know how it ended",
-		tasks.Expired: "Its time ran out before it started", tasks.Cancelled: "A person cancelled it",
+		tasks.Expired: "Its time ran out before it started", tasks.Cancelled: "It was cancelled or was not needed any more",
 	}[o]
 }
 
@@ -225,7 +225,7 @@ func reasonTitle(o tasks.Outcome, reason string) string {
 		tasks.ReasonCancelled: "Cancelled by a person", tasks.ReasonExpired: "Its time ran out before it could start",
 		tasks.ReasonAgentRemoved: "Its agent was removed", tasks.ReasonAgentRestart: "The agent restarted in the middle",
 		tasks.ReasonNoWord: "The agent never said how it ended", tasks.ReasonAttempts: "The agent restarted each time that it ran",
-		tasks.ReasonLedgerChanged: "The agent came back with another ledger",
+		tasks.ReasonLedgerChanged: "The agent came back with another ledger", tasks.ReasonSuperseded: "A newer task took its place",
 	}
 	if text := titles[reason]; text != "" {
 		return text
