@@ -71,7 +71,10 @@ type inbox struct {
 type event interface{ apply(l *loop) }
 
 // idBlock is what is left of the ids taken beforehand.
-type idBlock struct{ next, end ID }
+type idBlock struct {
+	next, end ID
+	taken     time.Time
+}
 
 // retryMin and retryMax bound the pause after an error of the store.
 const (

@@ -1091,3 +1091,20 @@ func TestApprovalSurvivesARestart(t *testing.T) {
 		r.check()
 	})
 }
+
+// TestOldIDsAreGivenUp: a store drops the room for ids that were passed by long
+// ago, so those that a quiet loop has left must not be used any more.
+func TestOldIDsAreGivenUp(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		first := r.submit(0).ID
+		r.pass(tasks.IDLife / 2)
+		if second := r.submit(0).ID; second != first+1 {
+			t.Errorf("the ids are %d and %d, want one block", first, second)
+		}
+		r.pass(tasks.IDLife/2 + time.Second)
+		if third := r.submit(0).ID; third < first+tasks.IDBlock {
+			t.Errorf("%s later the id is %d, of the block of %d", tasks.IDLife, third, first)
+		}
+	})
+}

@@ -93,14 +93,18 @@ type plan struct {
 // fill takes ids and reads the order of agents that need it, so that build
 // needs no store. It runs between turns: nothing changes under it.
 func (l *loop) fill(ctx context.Context) error {
+	if l.ids.next != l.ids.end && time.Since(l.ids.taken) > IDLife {
+		l.ids = idBlock{}
+	}
 	if len(l.subs) > 0 && l.ids.next == l.ids.end {
 		c, cancel := l.storeContext(ctx)
+		asked := time.Now()
 		first, err := l.m.cfg.Store.TakeIDs(c)
 		cancel()
 		if err != nil {
 			return err
 		}
-		l.ids = idBlock{first, first + IDBlock}
+		l.ids = idBlock{next: first, end: first + IDBlock, taken: asked}
 	}
 	if err := l.fillRemoved(ctx); err != nil {
 		return err

@@ -286,6 +286,9 @@ func (s *Service) leave(k planKey) {
 // readFault gives an error of a read the meaning that callers branch on.
 func readFault(err error) error {
 	switch {
+	case errors.Is(err, ErrDropped):
+		return fault.Wrap(err, fault.NotFound, "task_removed_by_retention", "There is no task with this id any more: retention has removed the tasks of that time.").
+			WithHint("How long tasks are kept is set by retention-age, retention-tasks and retention-bytes of the controller.")
 	case errors.Is(err, ErrNoTask):
 		return fault.Wrap(err, fault.NotFound, "unknown_task", "There is no task with this id.")
 	case errors.Is(err, context.Canceled):

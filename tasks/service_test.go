@@ -281,3 +281,22 @@ func TestListPages(t *testing.T) {
 		r.check()
 	})
 }
+
+// droppedStore is a store whose retention has removed every task.
+type droppedStore struct{ tasks.Store }
+
+func (droppedStore) Task(context.Context, tasks.ID) (*tasks.Task, error) {
+	return nil, fmt.Errorf("%w: %w", tasks.ErrNoTask, tasks.ErrDropped)
+}
+
+func TestATaskThatRetentionHasRemovedIsExplained(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1, func(c *tasks.Config) { c.Store = droppedStore{c.Store} })
+		_, err := r.service.Get(t.Context(), 7)
+		wantFault(t, err, "task_removed_by_retention")
+		_, err = r.service.Cancel(t.Context(), 7, "user:eve")
+		wantFault(t, err, "task_removed_by_retention")
+		_, err = r.service.Wait(t.Context(), 7, time.Second)
+		wantFault(t, err, "task_removed_by_retention")
+	})
+}

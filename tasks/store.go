@@ -120,6 +120,10 @@ type Reader interface {
 // submissions; a restart skips at most as many.
 const IDBlock = 1000
 
+// IDLife is how long ids that were taken beforehand are used: a store may drop
+// the room for them when they have long been passed by.
+const IDLife = 10 * time.Minute
+
 // LeaseTerm is how long a lease lasts by the database's clock, RenewEvery how
 // often it is renewed, LeaseMargin how much earlier local trust ends on the
 // monotonic clock.
@@ -320,6 +324,10 @@ var ErrFenced = errors.New("tasks: lease lost")
 
 // ErrNoTask says that no such task exists (any more) where it was looked for.
 var ErrNoTask = errors.New("tasks: no such task")
+
+// ErrDropped comes with ErrNoTask when a task with such an id would have been
+// removed by retention.
+var ErrDropped = errors.New("tasks: removed by retention")
 
 // UnknownError says that the connection ended while a commit was on its way.
 // Result is what the turn would have done.

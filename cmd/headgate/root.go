@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,7 +28,7 @@ func newRootCommand() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newUpCommand(), newServeCommand(), newMigrateCommand(), newStatusCommand(), newVersionCommand())
+	root.AddCommand(newUpCommand(), newServeCommand(), newMigrateCommand(), newStatusCommand(), newRetentionCommand(), newVersionCommand())
 	return root
 }
 
@@ -42,11 +43,15 @@ func newVersionCommand() *cobra.Command {
 	}
 }
 
-// addConfigFlags gives a command a flag for each setting of the controller.
-// Help shows them in that order, since some speak of the one before.
-func addConfigFlags(flags *pflag.FlagSet) {
+// addConfigFlags gives a command a flag for each setting of the controller, or
+// for those that are named. Help shows them in that order, since some speak of
+// the one before.
+func addConfigFlags(flags *pflag.FlagSet, only ...string) {
 	flags.SortFlags = false
 	for _, k := range controller.Keys() {
+		if len(only) > 0 && !slices.Contains(only, k.Name) {
+			continue
+		}
 		flags.String(k.Name, k.Default(), fmt.Sprintf("%s [$%s]", k.Help, k.EnvName()))
 		if k.Bool {
 			flags.Lookup(k.Name).NoOptDefVal = "true"

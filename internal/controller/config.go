@@ -16,6 +16,7 @@ import (
 	"gopkg.in/yaml.v3"
 
 	"headgate/handlers"
+	"headgate/internal/store"
 	"headgate/listener"
 	"headgate/web"
 )
@@ -41,6 +42,7 @@ type Config struct {
 	UnsafeDurability    bool
 	OpenDelay           time.Duration
 	Listening           Listening
+	Retention           store.Retention
 	DrainLead           time.Duration
 	DrainSpread         time.Duration
 	DrainTimeout        time.Duration
@@ -69,6 +71,7 @@ func DefaultConfig() Config {
 		Fleet:          "headgate",
 		OpenDelay:      listener.DefaultOpenDelay,
 		Listening:      defaultListening(),
+		Retention:      store.Retention{Age: defaultRetentionAge},
 		DrainSpread:    defaultDrainSpread,
 		DrainTimeout:   defaultDrainTimeout,
 		ActivatedHold:  listener.DefaultActivatedHold,
@@ -98,7 +101,7 @@ func (k Key) Default() string { return k.get(DefaultConfig()) }
 
 // Keys lists every setting, in the order of the documentation.
 func Keys() []Key {
-	return slices.Concat(generalKeys(), listeningKeys(), stopKeys())
+	return slices.Concat(generalKeys(), listeningKeys(), retentionKeys(), stopKeys())
 }
 
 func generalKeys() []Key {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"headgate/internal/store"
 	"headgate/listener"
 )
 
@@ -131,6 +132,48 @@ func TestTheDocumentListsEverySetting(t *testing.T) {
 		row := "| `--" + k.Name + "` | `" + k.FileName() + "` | `" + k.EnvName() + "` |"
 		if !strings.Contains(string(doc), row) {
 			t.Errorf("docs/operations.md has no row %s", row)
+		}
+	}
+}
+
+func TestHowMuchHistoryIsKeptIsSetInDaysAndBytes(t *testing.T) {
+	t.Parallel()
+	load := func(age, count, bytes string) (store.Retention, error) {
+		c, err := LoadConfig(Sources{Flags: map[string]string{
+			"database-url": "x", "public-addr": "127.0.0.1:0", "retention-age": age, "retention-tasks": count, "retention-bytes": bytes,
+		}})
+		return c.Retention, err
+	}
+	for _, c := range []struct {
+		age, count, bytes string
+		want              store.Retention
+	}{
+		{"90d", "0", "0", store.Retention{Age: 90 * day}},
+		{"1d12h", "1000000", "50GiB", store.Retention{Age: 36 * time.Hour, Tasks: 1_000_000, Bytes: 50 << 30}},
+		{"36h", "1", "1.5TB", store.Retention{Age: 36 * time.Hour, Tasks: 1, Bytes: 1_500_000_000_000}},
+		{"0", "0", "4096", store.Retention{Bytes: 4096}},
+	} {
+		got, err := load(c.age, c.count, c.bytes)
+		if err != nil || got != c.want {
+			t.Errorf("%s, %s, %s: %+v, %v", c.age, c.count, c.bytes, got, err)
+		}
+	}
+	for _, bad := range [][3]string{
+		{"90", "0", "0"},
+		{"-1d", "0", "0"},
+		{"1h", "0", "0"},
+		{"d", "0", "0"},
+		{"1d-1h", "0", "0"},
+		{"99999d", "0", "0"},
+		{"0", "-1", "0"},
+		{"0", "1e3", "0"},
+		{"0", "0", "-1"},
+		{"0", "0", "5 apples"},
+		{"0", "0", "NaN"},
+		{"0", "0", "GiB"},
+	} {
+		if got, err := load(bad[0], bad[1], bad[2]); err == nil {
+			t.Errorf("%v became %+v", bad, got)
 		}
 	}
 }

@@ -38,11 +38,10 @@ type parts struct {
 
 // Intervals of the join and of what follows it.
 const (
-	readyPoll   = 20 * time.Millisecond // cheap, and felt in every start
-	beat        = 5 * time.Second       // a quarter of what others allow
-	upkeepEvery = time.Minute           // what has expired is deleted this often
-	wakeTopic   = "headgate_wake"       // LISTEN channel of all controllers
-	adminToken  = "up"                  // name of the token in admin-token-file
+	readyPoll  = 20 * time.Millisecond // cheap, and felt in every start
+	beat       = 5 * time.Second       // a quarter of what others allow
+	wakeTopic  = "headgate_wake"       // LISTEN channel of all controllers
+	adminToken = "up"                  // name of the token in admin-token-file
 
 	firstTokenFile = "admin-token" // in the state directory of a new installation
 	// minRenewPause keeps a renewal that fails from being tried without pause.
@@ -260,6 +259,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("auth", p.auth.Run)
 	sup.run("heartbeat", c.heartbeat)
 	sup.run("upkeep", c.upkeep)
+	sup.run("retention", c.retention)
 	sup.run("certificate", c.renewPort)
 	sup.run("wake-ups", c.listen)
 	sup.run("known sources", c.keepKnown)
@@ -295,22 +295,6 @@ func (c *Controller) heartbeat(ctx context.Context) error {
 		}
 		if _, err := c.parts.db.Heartbeat(ctx, c.state.owner, c.gate.isStable()); err != nil && ctx.Err() == nil {
 			c.log.Warn("tell the other controllers that this one lives", "err", err)
-		}
-	}
-}
-
-// upkeep deletes what has expired: sessions, links, idempotency keys, series.
-func (c *Controller) upkeep(ctx context.Context) error {
-	tick := time.NewTicker(upkeepEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-			if _, err := c.parts.db.Upkeep(ctx); err != nil && ctx.Err() == nil {
-				c.log.Warn("delete what has expired", "err", err)
-			}
 		}
 	}
 }

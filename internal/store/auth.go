@@ -241,8 +241,9 @@ func missing(ctx context.Context, err error, code, message, what string) error {
 	return asFault(ctx, err, what)
 }
 
-// upkeepRows bounds one pass of Upkeep, so that it never holds locks for long.
-const upkeepRows = 5_000
+// UpkeepRows bounds what one pass of Upkeep deletes of one kind, so that it
+// never holds locks for long.
+const UpkeepRows = 5_000
 
 const (
 	sqlDropDedup = `
@@ -266,12 +267,12 @@ DELETE FROM series WHERE ctid = ANY (ARRAY(
 )
 
 // Upkeep deletes what has expired, a bounded number of rows at a time; call it
-// once a minute. It gives the largest number of rows that it deleted of one
-// kind.
+// once a minute, and again at once when it gives UpkeepRows. It gives the
+// largest number of rows that it deleted of one kind.
 func (d *DB) Upkeep(ctx context.Context) (rows int64, err error) {
 	for _, q := range []string{sqlDropDedup, sqlDropRetries, sqlDropSessions, sqlDropLinks, sqlDropPoints} {
 		err := d.write(ctx, "delete what has expired", func(tx *Tx) error {
-			n, err := tx.exec(q, upkeepRows)
+			n, err := tx.exec(q, UpkeepRows)
 			rows = max(rows, n)
 			return err
 		})

@@ -58,6 +58,11 @@ const (
 	migrationConns   = 2
 	migrationIdle    = time.Minute
 
+	// upkeepLockTimeout is how long upkeep waits for others. Nobody waits for it
+	// meanwhile, save a maker of partitions.
+	upkeepLockTimeout = 3 * time.Second
+	upkeepConns       = 1
+
 	// connLifetime spreads connections again after a failover.
 	connLifetime = 30 * time.Minute
 )
@@ -117,6 +122,7 @@ type DB struct {
 	general *sqlx.DB
 	pages   *sqlx.DB // read-only
 	probes  *sqlx.DB // one connection: whether the server answers, however busy the others are
+	upkeep  *sqlx.DB // retention and vacuum: long statements that give way to everybody
 	admin   *sqlx.DB // migrations; opens nothing until it is used
 	metrics *metrics
 	turns   turnStatements
@@ -175,6 +181,7 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 		{&d.general, c.GeneralConns, c.StatementTimeout, c.SocketSlack, general},
 		{&d.pages, c.PageConns, c.PageTimeout, c.SocketSlack, pages},
 		{&d.probes, 1, probeTimeout, 0, map[string]string{"application_name": "headgate probe"}},
+		{&d.upkeep, upkeepConns, migrationTimeout, c.SocketSlack, upkeepSettings()},
 		{&d.admin, migrationConns, migrationTimeout, c.SocketSlack, map[string]string{"application_name": "headgate migrations"}},
 	} {
 		pool, err := d.pool(base, p.conns, p.limit, p.slack, p.settings)
@@ -184,11 +191,16 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 		*p.pool = pool
 	}
 	d.admin.SetConnMaxIdleTime(migrationIdle)
+	d.upkeep.SetConnMaxIdleTime(migrationIdle)
 	d.metrics.watchPools(c.Metrics, d)
 	if err := d.Ping(ctx); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+func upkeepSettings() map[string]string {
+	return map[string]string{"application_name": "headgate upkeep", "lock_timeout": millis(upkeepLockTimeout), "jit": "off"}
 }
 
 // pool makes one connection pool with its own run-time settings and deadline.
@@ -224,7 +236,7 @@ func (d *DB) pool(base pq.Config, conns int, limit, slack time.Duration, setting
 func (d *DB) Close() error {
 	d.turns.close()
 	var errs []error
-	for _, p := range []*sqlx.DB{d.loops, d.general, d.pages, d.probes, d.admin} {
+	for _, p := range []*sqlx.DB{d.loops, d.general, d.pages, d.probes, d.upkeep, d.admin} {
 		if p == nil {
 			continue
 		}

@@ -23,6 +23,7 @@ const (
 	stateQueryCanceled    = "57014"
 	stateLockNotAvailable = "55P03"
 	stateReadOnly         = "25006"
+	stateNoTable          = "42P01"
 )
 
 // sqlState gives the SQLSTATE of an error that the server sent, "" otherwise.

@@ -46,7 +46,20 @@ func (d *DB) ensurePartitions(ctx context.Context, next int64) error {
 		return nil
 	}
 	last := (next/partitionSpan+partitionsAhead)*partitionSpan - 1
-	err := d.write(ctx, "make room for more tasks", func(tx *Tx) error {
+	err := d.makePartitions(ctx, last)
+	if err == nil {
+		d.parts.made = last + 1
+		return nil
+	}
+	if next < d.parts.made {
+		d.cfg.Log.Warn("no partitions could be made ahead; there is still room, and the next ids try again", "last_id", last, "err", err)
+		return nil
+	}
+	return err
+}
+
+func (d *DB) makePartitions(ctx context.Context, last int64) error {
+	return d.write(ctx, "make room for more tasks", func(tx *Tx) error {
 		var made int
 		if err := tx.get(&made, sqlMakePartitions, last); err != nil {
 			return fmt.Errorf("make partitions up to id %d: %w", last, err)
@@ -56,8 +69,4 @@ func (d *DB) ensurePartitions(ctx context.Context, next int64) error {
 		}
 		return nil
 	})
-	if err == nil {
-		d.parts.made = last + 1
-	}
-	return err
 }

@@ -143,6 +143,13 @@ func (d *DB) Task(ctx context.Context, id tasks.ID) (*tasks.Task, error) {
 		return nil, err
 	}
 	if len(list) == 0 {
+		gone, err := d.isDropped(ctx, int64(id))
+		switch {
+		case err != nil:
+			return nil, err
+		case gone:
+			return nil, fmt.Errorf("task %d: %w: %w", id, tasks.ErrNoTask, tasks.ErrDropped)
+		}
 		return nil, fmt.Errorf("task %d: %w", id, tasks.ErrNoTask)
 	}
 	return &list[0], nil

@@ -1,0 +1,94 @@
+package controller
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"headgate/internal/store"
+	"headgate/tasks"
+)
+
+// Intervals of the upkeep.
+const (
+	upkeepEvery    = time.Minute // what has expired is deleted this often
+	upkeepPasses   = 60          // at most, of one round
+	retentionEvery = 10 * time.Minute
+	retentionRetry = time.Minute // somebody was in the way
+)
+
+// upkeep deletes what has expired: sessions, links, idempotency keys, series.
+func (c *Controller) upkeep(ctx context.Context) error {
+	tick := time.NewTicker(upkeepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		for range upkeepPasses {
+			rows, err := c.parts.db.Upkeep(ctx)
+			if err != nil && ctx.Err() == nil {
+				c.log.Warn("delete what has expired", "err", err)
+			}
+			if err != nil || rows < store.UpkeepRows {
+				break
+			}
+		}
+	}
+}
+
+// leads says whether this controller is the one that does what one alone
+// shall do: the owner of the first shard. For a moment two may believe it,
+// which harms nothing that asks here.
+func (c *Controller) leads() bool {
+	return slices.ContainsFunc(c.parts.manager.Held(), func(l tasks.Lease) bool { return l.Shard == 0 })
+}
+
+// retention removes old tasks.
+func (c *Controller) retention(ctx context.Context) error {
+	wait := retentionRetry // a start has better things to do
+	failing := false
+	for {
+		pause(ctx, wait+rand.N(wait/8))
+		if ctx.Err() != nil {
+			return nil
+		}
+		wait = retentionEvery
+		if !c.leads() {
+			continue
+		}
+		_, err := c.parts.db.ApplyRetention(ctx, c.cfg.Retention)
+		if err == nil {
+			failing = false
+			continue
+		}
+		wait = retentionRetry
+		if ctx.Err() == nil && !failing {
+			failing = true
+			c.log.Warn("old tasks could not be removed yet; trying again each minute", "err", err)
+		}
+	}
+}
+
+// PlanRetention says which old tasks would be removed now, and changes nothing.
+func PlanRetention(ctx context.Context, c Config) ([]store.Partition, error) {
+	db, err := store.Open(ctx, store.Config{DSN: c.DatabaseURL})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = db.Close() }()
+	return db.PlanRetention(ctx, c.Retention)
+}
+
+// ApplyRetention removes them. It may run beside controllers.
+func ApplyRetention(ctx context.Context, c Config) (store.RetentionReport, error) {
+	db, err := store.Open(ctx, store.Config{DSN: c.DatabaseURL})
+	if err != nil {
+		return store.RetentionReport{}, err
+	}
+	defer func() { _ = db.Close() }()
+	return db.ApplyRetention(ctx, c.Retention)
+}
