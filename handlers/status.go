@@ -57,6 +57,7 @@ type DatabaseStatus struct {
 	Reachable bool       `json:"reachable"`
 	Detail    *string    `json:"detail"` // the cause when it does not
 	Since     *time.Time `json:"since"`
+	Notes     []string   `json:"notes"` // what an operator should look at, for example who holds an old snapshot
 } //	@name	DatabaseStatus
 
 // status says how this controller stands.
@@ -79,6 +80,7 @@ func (s *server) status(w http.ResponseWriter, _ *http.Request) error {
 	st.Unmet = notNil(st.Unmet)
 	st.ShardsOwned = notNil(st.ShardsOwned)
 	st.Checks = notNil(st.Checks)
+	st.Database.Notes = notNil(st.Database.Notes)
 	st.Ports.Controller, st.Ports.Public = notNil(st.Ports.Controller), notNil(st.Ports.Public)
 	st.Ports.Since = st.Ports.Since.UTC().Truncate(time.Microsecond)
 	st.Since, st.StartedAt = st.Since.UTC().Truncate(time.Microsecond), st.StartedAt.UTC().Truncate(time.Microsecond)

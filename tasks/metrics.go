@@ -77,6 +77,12 @@ func newMetrics(reg prometheus.Registerer, m *Manager) *metrics {
 		}
 		return 0
 	})
+	gauge("oldest_in_flight_seconds", "For how long the task is in state waiting-for-agent-response that has been there longest, seen by the last sweep.", func() float64 {
+		if c := m.stats.counts(); !c.flight.IsZero() {
+			return time.Since(c.flight).Seconds()
+		}
+		return 0
+	})
 	gauge("inbox_items", "Submissions on their way to disk.", func() float64 { return float64(m.inboxItems.Load()) })
 	if reg != nil {
 		reg.MustRegister(all...)

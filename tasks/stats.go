@@ -80,6 +80,7 @@ type loopCounts struct {
 	depth, later, flights, sessions int
 	idle                            time.Duration
 	oldest                          time.Time
+	flight                          time.Time // since when the oldest task in flight is there
 }
 
 type stats struct {
@@ -115,11 +116,11 @@ func (s *stats) setDepth(l *loop) {
 }
 
 // swept takes over what only a look at every agent tells.
-func (s *stats) swept(l *loop, sessions, flights int, idle time.Duration, oldest time.Time) {
+func (s *stats) swept(l *loop, c loopCounts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := s.of(l)
-	c.depth, c.later, c.sessions, c.flights, c.idle, c.oldest = l.depth, l.later, sessions, flights, idle, oldest
+	c.depth, c.later = l.depth, l.later
+	*s.of(l) = c
 }
 
 func (s *stats) submitted() {
@@ -164,6 +165,9 @@ func (s *stats) sum() (c loopCounts) {
 		c.idle = max(c.idle, l.idle)
 		if !l.oldest.IsZero() && (c.oldest.IsZero() || l.oldest.Before(c.oldest)) {
 			c.oldest = l.oldest
+		}
+		if !l.flight.IsZero() && (c.flight.IsZero() || l.flight.Before(c.flight)) {
+			c.flight = l.flight
 		}
 	}
 	return c

@@ -147,15 +147,17 @@ func (l *loop) locate(ctx context.Context, due []DueTask, over []Finish) error {
 // read for the pages.
 func (l *loop) sweepAgents() []*agent {
 	var lazy []*agent
-	var idle time.Duration
-	oldest, sessions, flights := time.Time{}, 0, 0
+	var c loopCounts
 	for _, a := range l.agents {
 		if a.session {
-			sessions++
+			c.sessions++
 		}
 		for _, f := range a.flights {
 			if !f.ghost {
-				flights++
+				c.flights++
+				if c.flight.IsZero() || f.since.Before(c.flight) {
+					c.flight = f.since
+				}
 			}
 			l.deadline(a, f)
 		}
@@ -168,19 +170,19 @@ func (l *loop) sweepAgents() []*agent {
 		if len(a.next) == 0 && a.more && len(lazy) < lazyRefills {
 			lazy = append(lazy, a)
 		}
-		if len(a.next) > 0 && (oldest.IsZero() || a.next[0].CreatedAt.Before(oldest)) {
-			oldest = a.next[0].CreatedAt
+		if len(a.next) > 0 && (c.oldest.IsZero() || a.next[0].CreatedAt.Before(c.oldest)) {
+			c.oldest = a.next[0].CreatedAt
 		}
 		if !a.barred(l.now) && len(a.flights) == 0 {
 			since := later(a.freeSince, a.hold)
 			if len(a.next) > 0 {
 				since = later(since, a.next[0].CreatedAt)
 			}
-			idle = max(idle, l.now.Sub(since))
+			c.idle = max(c.idle, l.now.Sub(since))
 			l.touch(a)
 		}
 	}
-	l.m.stats.swept(l, sessions, flights, idle, oldest)
+	l.m.stats.swept(l, c)
 	return lazy
 }
 

@@ -167,6 +167,9 @@ type answer struct {
 		State      string   `json:"state"`
 		Reason     string   `json:"reason"`
 	} `json:"ports"`
+	Database struct {
+		Notes []string `json:"notes"`
+	} `json:"database"`
 	Checks []check `json:"checks"`
 }
 
@@ -212,6 +215,9 @@ func printStatus(cmd *cobra.Command, raw json.RawMessage) error {
 			shown[c.Name] = true
 			fmt.Fprintf(w, "failed check\t%s since %s: %s\n", c.Name, c.Since.Local().Format(time.DateTime), c.Detail)
 		}
+	}
+	for _, n := range s.Database.Notes {
+		fmt.Fprintf(w, "database\t%s\n", n)
 	}
 	for _, u := range s.Unmet {
 		if !shown[u.Condition] {

@@ -31,11 +31,12 @@ func TestStatusShowsTheListenerAndWhatFails(t *testing.T) {
 	err := printStatus(cmd, json.RawMessage(`{"phase":"serving","ready":false,"version":{"version":"1"},
 		"unmet":[{"condition":"database","detail":"failed 3 times"},{"condition":"public_port","detail":"is reclosed"}],
 		"ports":{"controller":["127.0.0.1:7441"],"public":["0.0.0.0:7440"],"public_open":false,"state":"reclosed","reason":"unstable for 40 s"},
+		"database":{"reachable":true,"notes":["process 7 of report has held a snapshot for 2m0s"]},
 		"checks":[{"name":"database","ok":false,"since":"2026-01-02T03:04:05Z","detail":"failed 3 times"},{"name":"memory","ok":true,"since":"2026-01-02T03:04:05Z","detail":"no limit is set"}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"reclosed: unstable for 40 s", "0.0.0.0:7440, refuses", "failed check", "database since", "waits for", "public_port: is reclosed"} {
+	for _, want := range []string{"reclosed: unstable for 40 s", "0.0.0.0:7440, refuses", "failed check", "database since", "waits for", "public_port: is reclosed", "process 7 of report"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing in\n%s", want, &out)
 		}

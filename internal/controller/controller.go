@@ -61,10 +61,11 @@ type Controller struct {
 	farewell *handlers.Farewell           // ends streams and waits in drain
 	parting  atomic.Bool                  // drain has begun to tell connections that they end
 
-	parts  parts         // set by join
-	gate   *stability    // set by join
-	leaves chan struct{} // closed when the stop begins
-	agents chan struct{} // capacity 1: an agent has changed
+	parts  parts                    // set by join
+	gate   *stability               // set by join
+	leaves chan struct{}            // closed when the stop begins
+	agents chan struct{}            // capacity 1: an agent has changed
+	notes  atomic.Pointer[[]string] // about the database, for operators
 	joined chan struct{}
 	opened chan struct{}
 }

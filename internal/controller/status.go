@@ -167,7 +167,11 @@ func (c *Controller) databaseStatus() handlers.DatabaseStatus {
 		}
 		return handlers.DatabaseStatus{Reachable: true}
 	}
-	return c.gate.database()
+	s := c.gate.database()
+	if notes := c.notes.Load(); notes != nil {
+		s.Notes = *notes
+	}
+	return s
 }
 
 // checks gives the gate's checks; none before it is there.

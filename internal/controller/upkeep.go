@@ -16,6 +16,7 @@ const (
 	upkeepPasses   = 60          // at most, of one round
 	retentionEvery = 10 * time.Minute
 	retentionRetry = time.Minute // somebody was in the way
+	watchEvery     = time.Minute
 )
 
 // upkeep deletes what has expired: sessions, links, idempotency keys, series.
@@ -58,6 +59,8 @@ func (c *Controller) retention(ctx context.Context) error {
 		}
 		wait = retentionEvery
 		if !c.leads() {
+			failing = false
+			c.parts.db.LeaveRetention()
 			continue
 		}
 		_, err := c.parts.db.ApplyRetention(ctx, c.cfg.Retention)
@@ -71,6 +74,25 @@ func (c *Controller) retention(ctx context.Context) error {
 			c.log.Warn("old tasks could not be removed yet; trying again each minute", "err", err)
 		}
 	}
+}
+
+// watchDatabase looks once a minute at what nobody else would notice.
+func (c *Controller) watchDatabase(ctx context.Context) error {
+	failing := false
+	for ctx.Err() == nil {
+		h, err := c.parts.db.Health(ctx)
+		switch {
+		case err == nil:
+			failing = false
+			notes := h.Notes()
+			c.notes.Store(&notes)
+		case ctx.Err() == nil && !failing:
+			failing = true
+			c.log.Warn("look at the state of the database", "err", err)
+		}
+		pause(ctx, watchEvery)
+	}
+	return nil
 }
 
 // PlanRetention says which old tasks would be removed now, and changes nothing.

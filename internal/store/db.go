@@ -127,6 +127,8 @@ type DB struct {
 	metrics *metrics
 	turns   turnStatements
 	parts   partitions
+
+	snapshots snapshots
 }
 
 var (

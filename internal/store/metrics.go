@@ -15,6 +15,8 @@ type metrics struct {
 	turnErrors  *prometheus.CounterVec
 	unknown     prometheus.Counter
 	retries     prometheus.Counter
+
+	upkeep upkeepMetrics
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -41,6 +43,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Writes run again after a deadlock or a serialization failure.",
 		}),
 	}
+	m.upkeep = newUpkeepMetrics(reg)
 	if reg != nil {
 		reg.MustRegister(m.turnSeconds, m.turnRows, m.turnErrors, m.unknown, m.retries)
 	}
@@ -66,4 +69,51 @@ func (m *metrics) watchPools(reg prometheus.Registerer, d *DB) {
 		gauge("pool_wait_seconds", "Time spent waiting for a connection since the start.",
 			func(s sql.DBStats) float64 { return s.WaitDuration.Seconds() })
 	}
+}
+
+// upkeepMetrics tell how the tables stand, as of the last look at them.
+type upkeepMetrics struct {
+	snapshot, partitions, ahead, taskBytes prometheus.Gauge
+	queueBytes, indexBytes, dead           prometheus.Gauge
+	retentionRun, retentionFails           prometheus.Gauge
+	dropped                                prometheus.Counter
+}
+
+func newUpkeepMetrics(reg prometheus.Registerer) upkeepMetrics {
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "headgate_store_" + name, Help: help})
+		if reg != nil {
+			reg.MustRegister(g)
+		}
+		return g
+	}
+	m := upkeepMetrics{
+		snapshot:       gauge("oldest_snapshot_seconds", "Age of the oldest transaction that keeps the database from freeing rows."),
+		partitions:     gauge("partitions", "Ranges of task ids that are kept, unused ones included."),
+		ahead:          gauge("partitions_ahead", "Of them those that hold no task yet; must be at least 1."),
+		taskBytes:      gauge("task_bytes", "Size of tasks, results and output with their indexes."),
+		queueBytes:     gauge("queue_bytes", "Size of the queue's table."),
+		indexBytes:     gauge("queue_index_bytes", "Size of the queue's indexes."),
+		dead:           gauge("queue_dead_rows", "Rows of the queue that a vacuum would free, if no snapshot needs them."),
+		retentionRun:   gauge("retention_last_run_timestamp_seconds", "When this controller last removed what was too old without an error; 0 = another one does that."),
+		retentionFails: gauge("retention_failing", "1 while the last try to remove old tasks did not succeed."),
+		dropped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "headgate_store_partitions_dropped_total", Help: "Ranges of task ids removed by retention.",
+		}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.dropped)
+	}
+	return m
+}
+
+func (m *metrics) health(h Health) {
+	u := &m.upkeep
+	u.snapshot.Set(h.Snapshot.Age.Seconds())
+	u.partitions.Set(float64(h.Partitions))
+	u.ahead.Set(float64(h.PartitionsAhead))
+	u.taskBytes.Set(float64(h.TaskBytes))
+	u.queueBytes.Set(float64(h.QueueBytes))
+	u.indexBytes.Set(float64(h.QueueIndexBytes))
+	u.dead.Set(float64(h.QueueDead))
 }

@@ -217,6 +217,24 @@ type RetentionReport struct {
 // has begun. It never waits for long, and no turn waits for it: an error only
 // means that the next run goes on. Two that run at the same time do no harm.
 func (d *DB) ApplyRetention(ctx context.Context, r Retention) (RetentionReport, error) {
+	report, err := d.applyRetention(ctx, r)
+	d.metrics.upkeep.dropped.Add(float64(len(report.Dropped)))
+	if err != nil {
+		d.metrics.upkeep.retentionFails.Set(1)
+		return report, err
+	}
+	d.metrics.upkeep.retentionFails.Set(0)
+	d.metrics.upkeep.retentionRun.SetToCurrentTime()
+	return report, nil
+}
+
+// LeaveRetention says that another controller removes old tasks.
+func (d *DB) LeaveRetention() {
+	d.metrics.upkeep.retentionFails.Set(0)
+	d.metrics.upkeep.retentionRun.Set(0)
+}
+
+func (d *DB) applyRetention(ctx context.Context, r Retention) (RetentionReport, error) {
 	var report RetentionReport
 	if err := d.finishDrops(ctx); err != nil {
 		return report, err
