@@ -13,7 +13,7 @@ fetch_servers() {
   done
   [ ${#need[@]} -eq 0 ] || tools/fetch-deb.sh "${need[@]}"
 }
-servers=(nginx:nginx haproxy:haproxy prometheus:promtool) # package:program
+servers=(nginx:nginx haproxy:haproxy prometheus:promtool pgbouncer:pgbouncer) # package:program
 
 need=()
 command -v protoc >/dev/null || need+=(protobuf-compiler)

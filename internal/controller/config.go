@@ -30,6 +30,7 @@ type Config struct {
 	TwoPhase            bool // false: one public port, and no controller port
 	ControllerAdvertise string
 	DatabaseURL         string
+	DatabaseDirectURL   string
 	Fleet               string
 	TLSCertFile         string
 	TLSKeyFile          string
@@ -112,6 +113,7 @@ func generalKeys() []Key {
 		flag("two-phase", "false = one public port, open from the start, that serves everything", func(c *Config) *bool { return &c.TwoPhase }),
 		text("controller-advertise", "address at which other controllers reach this one", func(c *Config) *string { return &c.ControllerAdvertise }),
 		text("database-url", "PostgreSQL, as URL or keywords; several hosts allowed", func(c *Config) *string { return &c.DatabaseURL }),
+		text("database-direct-url", "the same database past a pooler in transaction mode, if database-url leads through one", func(c *Config) *string { return &c.DatabaseDirectURL }),
 		text("fleet", "name of the fleet, put into certificates when the CA is made", func(c *Config) *string { return &c.Fleet }),
 		text("tls-cert-file", "certificate of the public port (PEM)", func(c *Config) *string { return &c.TLSCertFile }),
 		text("tls-key-file", "key of the public port (PEM)", func(c *Config) *string { return &c.TLSKeyFile }),

@@ -344,7 +344,7 @@ func (c *Controller) database(ctx context.Context, sup *supervisor) error {
 
 func (c *Controller) openDatabase(ctx context.Context) (*store.DB, error) {
 	metrics := prometheus.NewRegistry() // a try that fails leaves none behind
-	db, err := store.Open(ctx, store.Config{DSN: c.cfg.DatabaseURL, Log: c.log, Metrics: metrics})
+	db, err := store.Open(ctx, store.Config{DSN: c.cfg.DatabaseURL, DirectDSN: c.cfg.DatabaseDirectURL, Log: c.log, Metrics: metrics})
 	if err != nil {
 		c.ready.explain("database", sentence(err))
 		return nil, err

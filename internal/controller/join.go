@@ -86,7 +86,10 @@ func (c *Controller) prepareDatabase(ctx context.Context, db *store.DB) error {
 	}
 	c.ready.met("database")
 	c.ready.explain("migrations", "being applied")
-	if err := migrations.Up(ctx, db.SQL()); err != nil {
+	if why := db.Pooled(); why != "" {
+		c.log.Warn("the way to the database is not direct", "why", why)
+	}
+	if err := migrate(ctx, db); err != nil {
 		c.ready.explain("migrations", sentence(err))
 		return err
 	}

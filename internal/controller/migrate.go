@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"headgate/internal/fault"
 	"headgate/internal/store"
 	"headgate/migrations"
 )
@@ -19,7 +20,7 @@ func MigrateUp(ctx context.Context, dsn string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := migrations.Up(ctx, db.SQL()); err != nil {
+	if err := migrate(ctx, db); err != nil {
 		return 0, err
 	}
 	after, err := missing(ctx, db)
@@ -27,6 +28,21 @@ func MigrateUp(ctx context.Context, dsn string) (int, error) {
 		err = errors.New("some migrations are still missing")
 	}
 	return before - after, err
+}
+
+// migrate applies what is missing. Behind a pooler in transaction mode the lock
+// against others that migrate at the same time would stay behind for ever, so
+// there it only looks.
+func migrate(ctx context.Context, db *store.DB) error {
+	if db.Pooled() == "" {
+		return migrations.Up(ctx, db.SQL())
+	}
+	err := migrations.Check(ctx, db.SQL())
+	if v, ok := errors.AsType[*migrations.VersionError](err); ok && !v.TooNew() {
+		return fault.Wrap(err, fault.Precondition, "database_pooled", "the schema must be brought up to date, which cannot be done through a pooler in transaction mode").
+			WithHint("run `headgate migrate up` with the URL of the server itself, or name it in database-direct-url")
+	}
+	return err
 }
 
 func missing(ctx context.Context, db *store.DB) (int, error) {

@@ -18,7 +18,7 @@ func (c *Controller) Reload(next Config) error {
 		case was == is:
 		case k.Live:
 			applied = append(applied, fmt.Sprintf("%s: %s -> %s", k.Name, was, is))
-		case k.Name == "database-url": // may hold a password
+		case k.Name == "database-url" || k.Name == "database-direct-url": // may hold a password
 			waiting = append(waiting, k.Name)
 		default:
 			waiting = append(waiting, fmt.Sprintf("%s: %s -> %s", k.Name, was, is))

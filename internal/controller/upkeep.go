@@ -85,6 +85,9 @@ func (c *Controller) watchDatabase(ctx context.Context) error {
 		case err == nil:
 			failing = false
 			notes := h.Notes()
+			if why := c.parts.db.Pooled(); why != "" {
+				notes = append(notes, why)
+			}
 			c.notes.Store(&notes)
 		case ctx.Err() == nil && !failing:
 			failing = true
@@ -97,7 +100,7 @@ func (c *Controller) watchDatabase(ctx context.Context) error {
 
 // PlanRetention says which old tasks would be removed now, and changes nothing.
 func PlanRetention(ctx context.Context, c Config) ([]store.Partition, error) {
-	db, err := store.Open(ctx, store.Config{DSN: c.DatabaseURL})
+	db, err := store.Open(ctx, store.Config{DSN: c.DatabaseURL, DirectDSN: c.DatabaseDirectURL})
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +110,7 @@ func PlanRetention(ctx context.Context, c Config) ([]store.Partition, error) {
 
 // ApplyRetention removes them. It may run beside controllers.
 func ApplyRetention(ctx context.Context, c Config) (store.RetentionReport, error) {
-	db, err := store.Open(ctx, store.Config{DSN: c.DatabaseURL})
+	db, err := store.Open(ctx, store.Config{DSN: c.DatabaseURL, DirectDSN: c.DatabaseDirectURL})
 	if err != nil {
 		return store.RetentionReport{}, err
 	}

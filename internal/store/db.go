@@ -3,8 +3,10 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"log/slog"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -72,6 +74,9 @@ type Config struct {
 	// DSN is a lib/pq connection string or URL; several hosts are allowed. It
 	// must say sslmode unless its host is a unix socket.
 	DSN string
+	// DirectDSN leads to the same database past a pooler in transaction mode, if
+	// DSN leads through one. Write loops, wake-ups, migrations and upkeep use it.
+	DirectDSN string
 
 	LoopConns    int // of the write loops and leases
 	GeneralConns int
@@ -127,6 +132,8 @@ type DB struct {
 	metrics *metrics
 	turns   turnStatements
 	parts   partitions
+	pooled  bool // general and pages go through a pooler
+	nowhere bool // so do the others, for want of a direct way
 
 	snapshots snapshots
 }
@@ -155,42 +162,22 @@ func loopSettings() map[string]string {
 // answer is a fault of kind Unavailable, so that the caller may try again.
 func Open(ctx context.Context, c Config) (*DB, error) {
 	c = c.withDefaults()
-	base, err := pq.NewConfig(c.DSN)
+	base, err := readDSN(c.DSN)
 	if err != nil {
-		return nil, fault.Wrap(err, fault.Invalid, "database_dsn", "the database connection string cannot be read").
-			WithHint("write it as postgres://user@host/database?sslmode=verify-full or as host=/socket/folder dbname=name")
+		return nil, err
 	}
-	if !saysSSLMode(c.DSN) && !onlySockets(base) {
-		return nil, fault.New(fault.Invalid, "database_sslmode", "the database connection string does not say sslmode").
-			WithHint("add sslmode=verify-full (or sslmode=disable on a trusted network)")
+	direct := base
+	if c.DirectDSN != "" {
+		if direct, err = readDSN(c.DirectDSN); err != nil {
+			return nil, err
+		}
 	}
 	d := &DB{cfg: c, metrics: newMetrics(c.Metrics)}
-	general := map[string]string{"application_name": "headgate", "lock_timeout": millis(c.LockTimeout), "jit": "off"}
-	pages := map[string]string{
-		"jit":                                 "off", // compiling costs more than any page may take
-		"application_name":                    "headgate pages",
-		"default_transaction_read_only":       "on",
-		"idle_in_transaction_session_timeout": millis(idleInTransaction),
+	if err := d.findPoolers(ctx, base, direct); err != nil {
+		return nil, err
 	}
-	for _, p := range []struct {
-		pool     **sqlx.DB
-		conns    int
-		limit    time.Duration
-		slack    time.Duration
-		settings map[string]string
-	}{
-		{&d.loops, c.LoopConns, c.StatementTimeout, c.SocketSlack, loopSettings()},
-		{&d.general, c.GeneralConns, c.StatementTimeout, c.SocketSlack, general},
-		{&d.pages, c.PageConns, c.PageTimeout, c.SocketSlack, pages},
-		{&d.probes, 1, probeTimeout, 0, map[string]string{"application_name": "headgate probe"}},
-		{&d.upkeep, upkeepConns, migrationTimeout, c.SocketSlack, upkeepSettings()},
-		{&d.admin, migrationConns, migrationTimeout, c.SocketSlack, map[string]string{"application_name": "headgate migrations"}},
-	} {
-		pool, err := d.pool(base, p.conns, p.limit, p.slack, p.settings)
-		if err != nil {
-			return nil, errors.Join(err, d.Close())
-		}
-		*p.pool = pool
+	if err := d.openPools(base, direct); err != nil {
+		return nil, errors.Join(err, d.Close())
 	}
 	d.admin.SetConnMaxIdleTime(migrationIdle)
 	d.upkeep.SetConnMaxIdleTime(migrationIdle)
@@ -201,36 +188,124 @@ func Open(ctx context.Context, c Config) (*DB, error) {
 	return d, nil
 }
 
+// readDSN reads a connection string and refuses one that leaves TLS open.
+func readDSN(dsn string) (pq.Config, error) {
+	base, err := pq.NewConfig(dsn)
+	if err != nil {
+		return base, fault.Wrap(err, fault.Invalid, "database_dsn", "the database connection string cannot be read").
+			WithHint("write it as postgres://user@host/database?sslmode=verify-full or as host=/socket/folder dbname=name")
+	}
+	if !saysSSLMode(dsn) && !onlySockets(base) {
+		return base, fault.New(fault.Invalid, "database_sslmode", "the database connection string does not say sslmode").
+			WithHint("add sslmode=verify-full (or sslmode=disable on a trusted network)")
+	}
+	return base, nil
+}
+
+// findPoolers asks whether the ways to the server lead through a pooler.
+func (d *DB) findPoolers(ctx context.Context, base, direct pq.Config) error {
+	var err error
+	if d.pooled, err = d.isPooled(ctx, base); err != nil {
+		return asFault(ctx, err, "reach the database")
+	}
+	d.nowhere = d.pooled
+	if d.cfg.DirectDSN != "" {
+		if d.nowhere, err = d.isPooled(ctx, direct); err != nil {
+			return asFault(ctx, err, "reach the database directly")
+		}
+	}
+	return nil
+}
+
+// openPools makes the pools; they connect when they are used.
+func (d *DB) openPools(base, direct pq.Config) error {
+	c := d.cfg
+	general := map[string]string{"application_name": "headgate", "lock_timeout": millis(c.LockTimeout), "jit": "off"}
+	pages := map[string]string{
+		"jit":                                 "off", // compiling costs more than any page may take
+		"application_name":                    "headgate pages",
+		"default_transaction_read_only":       "on",
+		"idle_in_transaction_session_timeout": millis(idleInTransaction),
+	}
+	shared, own := pooling{on: d.pooled}, pooling{on: d.nowhere}
+	for _, p := range []struct {
+		pool     **sqlx.DB
+		base     pq.Config
+		through  pooling
+		conns    int
+		limit    time.Duration
+		slack    time.Duration
+		settings map[string]string
+	}{
+		{&d.loops, direct, own, c.LoopConns, c.StatementTimeout, c.SocketSlack, loopSettings()},
+		{&d.general, base, shared, c.GeneralConns, c.StatementTimeout, c.SocketSlack, general},
+		{&d.pages, base, shared, c.PageConns, c.PageTimeout, c.SocketSlack, pages},
+		{&d.probes, base, shared, 1, probeTimeout, 0, map[string]string{"application_name": "headgate probe"}},
+		{&d.upkeep, direct, own.bare(), upkeepConns, migrationTimeout, c.SocketSlack, upkeepSettings()},
+		{&d.admin, direct, own.bare(), migrationConns, migrationTimeout, c.SocketSlack, map[string]string{"application_name": "headgate migrations"}},
+	} {
+		pool, err := d.pool(p.base, p.through, p.conns, p.limit, p.slack, p.settings)
+		if err != nil {
+			return err
+		}
+		*p.pool = pool
+	}
+	return nil
+}
+
+// pooling says how a pool deals with a pooler on its way.
+type pooling struct {
+	on    bool
+	plain bool // without settings: its statements have no place in a transaction
+}
+
+func (p pooling) bare() pooling { return pooling{on: p.on, plain: true} }
+
 func upkeepSettings() map[string]string {
 	return map[string]string{"application_name": "headgate upkeep", "lock_timeout": millis(upkeepLockTimeout), "jit": "off"}
 }
 
 // pool makes one connection pool with its own run-time settings and deadline.
-func (d *DB) pool(base pq.Config, conns int, limit, slack time.Duration, settings map[string]string) (*sqlx.DB, error) {
+func (d *DB) pool(base pq.Config, through pooling, conns int, limit, slack time.Duration, settings map[string]string) (*sqlx.DB, error) {
 	cfg := base.Clone()
 	cfg.BinaryParameters = true
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = d.cfg.ConnectTimeout
 	}
-	cfg.Runtime["statement_timeout"] = millis(limit)
-	cfg.Runtime["timezone"] = "UTC"
-	for k, v := range settings {
-		if k == "application_name" {
-			cfg.ApplicationName = v
-			continue
-		}
-		cfg.Runtime[k] = v
+	cfg.ApplicationName = settings["application_name"]
+	all := map[string]string{"statement_timeout": millis(limit), "timezone": "UTC"}
+	maps.Copy(all, settings)
+	delete(all, "application_name")
+	if !through.on {
+		maps.Copy(cfg.Runtime, all)
 	}
-	connector, err := pq.NewConnectorConfig(cfg)
+	made, err := pq.NewConnectorConfig(cfg)
 	if err != nil {
 		return nil, fault.Wrap(err, fault.Invalid, "database_dsn", "the database connection string is not usable")
 	}
-	connector.Dialer(deadlineDialer{limit: limit + slack})
+	made.Dialer(deadlineDialer{limit: limit + slack})
+	var connector driver.Connector = made
+	if through.on && !through.plain {
+		connector = pooledConnector{Connector: made, settings: localSettings(all)}
+	}
 	pool := sqlx.NewDb(sql.OpenDB(connector), "postgres")
 	pool.SetMaxOpenConns(conns)
 	pool.SetMaxIdleConns(conns)
 	pool.SetConnMaxLifetime(connLifetime)
 	return pool, nil
+}
+
+// Pooled says whether everything goes through a pooler in transaction mode,
+// wake-ups and migrations too, which then do not work. An empty text is the
+// usual answer; otherwise it is a sentence for operators.
+func (d *DB) Pooled() string {
+	if !d.nowhere {
+		return ""
+	}
+	if d.cfg.DirectDSN != "" {
+		return "database-direct-url leads through a pooler in transaction mode: wake-ups between controllers come up to 5 s late, and migrations cannot run; let it name the server itself"
+	}
+	return "database-url leads through a pooler in transaction mode: wake-ups between controllers come up to 5 s late, each turn costs one more round trip, and migrations cannot run; name the server itself in database-direct-url"
 }
 
 // Close ends all connections. Running calls fail. A connection that was broken

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/lib/pq"
 )
@@ -22,6 +23,10 @@ import (
 // dropMark is the comment on a table that retention drops. A table that an
 // operator has detached to keep it has none.
 const dropMark = "headgate: retention drops this table"
+
+// dropLimit bounds the steps of one table also where lock_timeout has no place,
+// behind a pooler: the making of partitions waits for a table that is detached.
+const dropLimit = 10 * time.Second
 
 // doomed is a table with that comment.
 type doomed struct {
@@ -69,31 +74,35 @@ func (d *DB) finishDrops(ctx context.Context) error {
 		return asFault(ctx, err, "look for tables to drop")
 	}
 	for _, t := range all {
-		if err := d.drop(ctx, t); err != nil && sqlState(err) != stateNoTable { // another run has dropped it
-			return asFault(ctx, err, "drop table "+t.Name)
+		if err := d.drop(ctx, t); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 func (d *DB) drop(ctx context.Context, t doomed) error {
+	limited, cancel := context.WithTimeout(ctx, dropLimit)
+	defer cancel()
+	var steps []string
 	name := pq.QuoteIdentifier(t.Name)
 	detach := "ALTER TABLE " + pq.QuoteIdentifier(t.Parent) + " DETACH PARTITION " + name
 	switch {
 	case t.Pending:
-		detach += " FINALIZE"
+		steps = append(steps, detach+" FINALIZE")
 	case t.Parent != "":
-		detach += " CONCURRENTLY"
-	default:
-		detach = ""
+		steps = append(steps, detach+" CONCURRENTLY")
 	}
-	if detach != "" {
-		if _, err := d.upkeep.ExecContext(ctx, detach); err != nil {
-			return err
+	for _, step := range append(steps, "DROP TABLE IF EXISTS "+name) {
+		_, err := d.upkeep.ExecContext(limited, step)
+		if sqlState(err) == stateNoTable { // another run has dropped it
+			return nil
+		}
+		if err != nil {
+			return asFault(limited, err, "drop table "+t.Name)
 		}
 	}
-	_, err := d.upkeep.ExecContext(ctx, "DROP TABLE IF EXISTS "+name)
-	return err
+	return nil
 }
 
 // A partition that is missing below the newest one was dropped.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ const (
 // Notifier receives wake-ups of other controllers on one channel. They are
 // hints only: whoever uses it must be right without them.
 type Notifier struct {
+	poll    bool // behind a pooler nothing arrives
 	dsn     string
 	channel string
 	log     *slog.Logger
@@ -36,7 +38,7 @@ type Notifier struct {
 // NewNotifier makes a Notifier for a channel, for example one per controller.
 // It takes the connection string of the same database.
 func (d *DB) NewNotifier(channel string) *Notifier {
-	return &Notifier{dsn: d.cfg.DSN, channel: channel, log: d.cfg.Log, ping: listenPing, limit: listenLimit}
+	return &Notifier{poll: d.nowhere, dsn: cmp.Or(d.cfg.DirectDSN, d.cfg.DSN), channel: channel, log: d.cfg.Log, ping: listenPing, limit: listenLimit}
 }
 
 const sqlNotify = `SELECT pg_notify($1, $2)`
@@ -59,6 +61,9 @@ func (d *DB) Notify(ctx context.Context, channel, payload string) error {
 // have been lost, so the caller looks at everything once. Both are called from
 // this goroutine and must not block for long.
 func (n *Notifier) Run(ctx context.Context, on func(payload string), resync func()) error {
+	if n.poll {
+		return n.resyncs(ctx, resync)
+	}
 	wake := make(chan struct{}, 1)
 	l := pq.NewDialListener(deadlineDialer{limit: n.ping + n.limit}, n.dsn, listenRetry/10, listenRetry,
 		func(e pq.ListenerEventType, err error) {
@@ -84,6 +89,20 @@ func (n *Notifier) Run(ctx context.Context, on func(payload string), resync func
 	for range l.NotificationChannel() { // closed when lib/pq's goroutine has ended
 	}
 	return err
+}
+
+// resyncs looks at everything again and again where nothing can be heard.
+func (n *Notifier) resyncs(ctx context.Context, resync func()) error {
+	tick := time.NewTicker(n.ping)
+	defer tick.Stop()
+	for {
+		resync()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
 func (n *Notifier) loop(ctx context.Context, l *pq.Listener, listening <-chan error, wake chan<- struct{}, on func(string), resync func()) error {

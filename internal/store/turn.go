@@ -146,17 +146,24 @@ func (d *DB) turn(ctx context.Context, t *tasks.Turn) (*tasks.TurnResult, error)
 	if err := args.fill(t); err != nil {
 		return nil, err
 	}
-	st, err := d.turns.get(ctx, d.loops.DB, args.shape)
-	if err != nil {
-		return nil, fmt.Errorf("prepare a turn: %w", err)
+	var st *sql.Stmt // nil behind a pooler, where the next turn would not find it
+	if !d.nowhere {
+		var err error
+		if st, err = d.turns.get(ctx, d.loops.DB, args.shape); err != nil {
+			return nil, fmt.Errorf("prepare a turn: %w", err)
+		}
 	}
 	tx, err := d.loops.BeginTxx(ctx, nil)
 	if err != nil {
 		return nil, fmt.Errorf("begin a turn: %w", err)
 	}
 	var a turnAnswer
-	//nolint:sqlclosecheck // ends with the transaction
-	err = tx.Tx.StmtContext(ctx, st).QueryRowContext(ctx, args.args...).Scan(a.dest(args.shape)...)
+	if st != nil {
+		//nolint:sqlclosecheck // ends with the transaction
+		err = tx.Tx.StmtContext(ctx, st).QueryRowContext(ctx, args.args...).Scan(a.dest(args.shape)...)
+	} else {
+		err = tx.Tx.QueryRowContext(ctx, args.shape.sql(), args.args...).Scan(a.dest(args.shape)...)
+	}
 	if err == nil {
 		err = a.check()
 	}
