@@ -263,6 +263,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("heartbeat", c.heartbeat)
 	sup.run("upkeep", c.upkeep)
 	sup.run("retention", c.retention)
+	sup.run("queue upkeep", c.tendQueue)
 	sup.run("database watch", c.watchDatabase)
 	sup.run("certificate", c.renewPort)
 	sup.run("wake-ups", c.listen)

@@ -17,6 +17,7 @@ const (
 	retentionEvery = 10 * time.Minute
 	retentionRetry = time.Minute // somebody was in the way
 	watchEvery     = time.Minute
+	tendEvery      = 10 * time.Second
 )
 
 // upkeep deletes what has expired: sessions, links, idempotency keys, series.
@@ -73,6 +74,25 @@ func (c *Controller) retention(ctx context.Context) error {
 			failing = true
 			c.log.Warn("old tasks could not be removed yet; trying again each minute", "err", err)
 		}
+	}
+}
+
+// tendQueue keeps the queue small where the server does not.
+func (c *Controller) tendQueue(ctx context.Context) error {
+	failing := false
+	for {
+		pause(ctx, tendEvery+rand.N(tendEvery/8))
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !c.leads() {
+			continue
+		}
+		err := c.parts.db.TendQueue(ctx)
+		if err != nil && ctx.Err() == nil && !failing {
+			c.log.Warn("the queue could not be vacuumed", "err", err)
+		}
+		failing = err != nil
 	}
 }
 

@@ -63,7 +63,7 @@ const (
 	// upkeepLockTimeout is how long upkeep waits for others. Nobody waits for it
 	// meanwhile, save a maker of partitions.
 	upkeepLockTimeout = 3 * time.Second
-	upkeepConns       = 1
+	upkeepConns       = 2
 
 	// connLifetime spreads connections again after a failover.
 	connLifetime = 30 * time.Minute
@@ -136,6 +136,7 @@ type DB struct {
 	nowhere bool // so do the others, for want of a direct way
 
 	snapshots snapshots
+	tending   tending
 }
 
 var (

@@ -77,6 +77,7 @@ type upkeepMetrics struct {
 	queueBytes, indexBytes, dead           prometheus.Gauge
 	retentionRun, retentionFails           prometheus.Gauge
 	dropped                                prometheus.Counter
+	vacuums, rebuilds                      prometheus.Counter
 }
 
 func newUpkeepMetrics(reg prometheus.Registerer) upkeepMetrics {
@@ -87,7 +88,14 @@ func newUpkeepMetrics(reg prometheus.Registerer) upkeepMetrics {
 		}
 		return g
 	}
-	m := upkeepMetrics{
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "headgate_store_" + name, Help: help})
+		if reg != nil {
+			reg.MustRegister(c)
+		}
+		return c
+	}
+	return upkeepMetrics{
 		snapshot:       gauge("oldest_snapshot_seconds", "Age of the oldest transaction that keeps the database from freeing rows."),
 		partitions:     gauge("partitions", "Ranges of task ids that are kept, unused ones included."),
 		ahead:          gauge("partitions_ahead", "Of them those that hold no task yet; must be at least 1."),
@@ -97,14 +105,10 @@ func newUpkeepMetrics(reg prometheus.Registerer) upkeepMetrics {
 		dead:           gauge("queue_dead_rows", "Rows of the queue that a vacuum would free, if no snapshot needs them."),
 		retentionRun:   gauge("retention_last_run_timestamp_seconds", "When this controller last removed what was too old without an error; 0 = another one does that."),
 		retentionFails: gauge("retention_failing", "1 while the last try to remove old tasks did not succeed."),
-		dropped: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "headgate_store_partitions_dropped_total", Help: "Ranges of task ids removed by retention.",
-		}),
+		dropped:        counter("partitions_dropped_total", "Ranges of task ids removed by retention."),
+		vacuums:        counter("queue_vacuums_total", "Vacuums of the queue by this controller, beside those of the server."),
+		rebuilds:       counter("queue_index_rebuilds_total", "Indexes of the queue that this controller built anew because they had grown far beyond their need."),
 	}
-	if reg != nil {
-		reg.MustRegister(m.dropped)
-	}
-	return m
 }
 
 func (m *metrics) health(h Health) {
