@@ -72,7 +72,6 @@ func DefaultConfig() Config {
 		Fleet:          "headgate",
 		OpenDelay:      listener.DefaultOpenDelay,
 		Listening:      defaultListening(),
-		Retention:      store.Retention{Age: defaultRetentionAge},
 		DrainSpread:    defaultDrainSpread,
 		DrainTimeout:   defaultDrainTimeout,
 		ActivatedHold:  listener.DefaultActivatedHold,

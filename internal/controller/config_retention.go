@@ -10,14 +10,10 @@ import (
 	"headgate/internal/store"
 )
 
-// defaultRetentionAge keeps a quarter of a year: long enough for the questions
-// that are asked of a history, while a disk that only ever fills ends in an
-// outage. 0 keeps everything.
-const defaultRetentionAge = 90 * day
-
 const day = 24 * time.Hour
 
-// retentionKeys lists how much history is kept.
+// retentionKeys lists how much history is kept: all of it, unless they say
+// otherwise, since nobody should lose what they have not agreed to lose.
 func retentionKeys() []Key {
 	return []Key{
 		days("retention-age", "tasks whose submission and end are older are removed, for example 90d; 0 = none for their age", store.MinRetention, func(c *Config) *time.Duration { return &c.Retention.Age }),
