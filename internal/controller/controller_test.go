@@ -42,6 +42,12 @@ func startWith(t *testing.T, dsn, data string, opts Options, change ...func(*Con
 	for _, f := range change {
 		f(&cfg)
 	}
+	return startConfig(t, cfg, opts)
+}
+
+// startConfig starts a controller with settings that are complete.
+func startConfig(t *testing.T, cfg Config, opts Options) *started {
+	t.Helper()
 	c, err := New(cfg, opts)
 	if err != nil {
 		t.Fatal(err)

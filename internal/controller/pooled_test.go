@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"context"
 	"strings"
 	"testing"
 	"time"
@@ -22,30 +21,18 @@ func pooledConfig(t *testing.T, dsn string) Config {
 
 func TestAControllerServesThroughAPooler(t *testing.T) {
 	t.Parallel()
-	c, err := New(pooledConfig(t, testkit.NewDatabase(t)), Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	select {
-	case <-c.Opened():
-	case err := <-done:
-		t.Fatalf("it ended: %v", err)
-	}
+	s := startConfig(t, pooledConfig(t, testkit.NewDatabase(t)), Options{})
+	s.await("the opening of the public port", s.c.Opened())
 	noted := func() bool {
-		return strings.Contains(strings.Join(c.status().Database.Notes, "\n"), "database-direct-url")
+		return strings.Contains(strings.Join(s.c.status().Database.Notes, "\n"), "database-direct-url")
 	}
 	for end := time.Now().Add(30 * time.Second); !noted() && time.Now().Before(end); {
-		pause(ctx, 10*time.Millisecond)
+		pause(t.Context(), 10*time.Millisecond)
 	}
 	if !noted() {
-		t.Errorf("the status says nothing of it: %v", c.status().Database.Notes)
+		t.Errorf("the status says nothing of it: %v", s.c.status().Database.Notes)
 	}
-	cancel()
-	if err := <-done; err != nil {
+	if err := s.stop(); err != nil {
 		t.Error(err)
 	}
 }
@@ -70,21 +57,9 @@ func TestADirectWayMigrates(t *testing.T) {
 	dsn := testkit.EmptyDatabase(t)
 	cfg := pooledConfig(t, dsn)
 	cfg.DatabaseDirectURL = dsn
-	c, err := New(cfg, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	select {
-	case <-c.Opened():
-	case err := <-done:
-		t.Fatalf("it ended: %v", err)
-	}
-	cancel()
-	if err := <-done; err != nil {
+	s := startConfig(t, cfg, Options{})
+	s.await("the opening of the public port", s.c.Opened())
+	if err := s.stop(); err != nil {
 		t.Error(err)
 	}
 }
