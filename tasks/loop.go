@@ -20,8 +20,9 @@ type loop struct {
 	signal chan struct{} // something has arrived
 	deaf   atomic.Bool   // tests lose every wake-up
 
-	swept atomic.Bool // the first sweep has ended
-	owned atomic.Bool // Runner.Own was called after loading
+	swept   atomic.Bool  // the first sweep has ended
+	owned   atomic.Bool  // Runner.Own was called after loading
+	waiting atomic.Int64 // depth and later, for the other loops
 
 	// mu guards what follows against readers (Explain, Stats). Only the
 	// loop's goroutine writes, and it reads without the lock.
@@ -40,7 +41,6 @@ type loop struct {
 	early    map[AgentNum]sessionUp // sessions of shards that are not loaded yet
 	asked    time.Time              // when removed agents were last looked for; zero = look at all
 	late     []Finish
-	ids      idBlock
 	now      time.Time // of the pass under way
 	turnNo   uint64
 	nextTick time.Time
@@ -69,12 +69,6 @@ type inbox struct {
 // event is something that changes the loop's memory. apply runs on the loop's
 // goroutine with mu held.
 type event interface{ apply(l *loop) }
-
-// idBlock is what is left of the ids taken beforehand.
-type idBlock struct {
-	next, end ID
-	taken     time.Time
-}
 
 // retryMin and retryMax bound the pause after an error of the store.
 const (
@@ -305,7 +299,7 @@ func (l *loop) loadShard(ctx context.Context, s Shard, h *held) error {
 	h.ready = true
 	l.nextTick = time.Time{} // what is due here is looked at in this pass
 	l.asked = time.Time{}    // and which of its agents were removed before
-	l.ids = idBlock{}        // an older owner may have used higher ids than ours
+	l.m.ids.drop()           // an older owner may have used higher ids than ours
 	for num, up := range l.early {
 		if _, shard, _ := l.m.loopOfAgent(num); shard == s {
 			delete(l.early, num)

@@ -44,6 +44,9 @@ type Limits struct {
 	StoreWait   time.Duration
 }
 
+// DefaultLimits gives the limits with the defaults above.
+func DefaultLimits() Limits { return Limits{}.withDefaults() }
+
 func (l Limits) withDefaults() Limits {
 	or := func(v *int, d int) {
 		if *v == 0 {
@@ -96,6 +99,7 @@ type Manager struct {
 	stats   *stats
 	hooks   *hooks
 	loops   []*loop
+	ids     idSource
 	keeper  *keeper
 
 	draining atomic.Bool

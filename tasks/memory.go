@@ -191,8 +191,11 @@ func (l *loop) postponed(s Shard, n int) {
 	}
 }
 
-// counted passes the counts on to the metrics.
-func (l *loop) counted() { l.m.stats.setDepth(l) }
+// counted passes the counts on to the metrics and to the other loops.
+func (l *loop) counted() {
+	l.waiting.Store(int64(l.depth + l.later))
+	l.m.stats.setDepth(l)
+}
 
 // epoch gives the number under which the agent's shard is held; false when it is
 // not ours or not loaded.

@@ -93,18 +93,13 @@ type plan struct {
 // fill takes ids and reads the order of agents that need it, so that build
 // needs no store. It runs between turns: nothing changes under it.
 func (l *loop) fill(ctx context.Context) error {
-	if l.ids.next != l.ids.end && time.Since(l.ids.taken) > IDLife {
-		l.ids = idBlock{}
-	}
-	if len(l.subs) > 0 && l.ids.next == l.ids.end {
+	if len(l.subs) > 0 {
 		c, cancel := l.storeContext(ctx)
-		asked := time.Now()
-		first, err := l.m.cfg.Store.TakeIDs(c)
+		err := l.m.ids.fill(c, l.m.cfg.Store.TakeIDs)
 		cancel()
 		if err != nil {
 			return err
 		}
-		l.ids = idBlock{next: first, end: first + IDBlock, taken: asked}
 	}
 	if err := l.fillRemoved(ctx); err != nil {
 		return err
@@ -297,7 +292,7 @@ func expiredEnding() Ending {
 func (l *loop) buildInserts(p *plan) {
 	n, size := 0, 0
 	for _, s := range l.subs {
-		if n == l.m.cfg.Limits.TurnItems || l.ids.next == l.ids.end && s.ins.ID == 0 {
+		if n == l.m.cfg.Limits.TurnItems {
 			break
 		}
 		if size += len(s.ins.Args); size > l.m.cfg.Limits.TurnBytes && n > 0 {
@@ -308,6 +303,9 @@ func (l *loop) buildInserts(p *plan) {
 		}
 		if s.replaces && !s.looked {
 			break // what it replaces is looked for before the next turn
+		}
+		if !l.numbered(s) {
+			break
 		}
 		p.subs++
 		epoch, ok := l.epoch(s.shard)
@@ -327,10 +325,6 @@ func (l *loop) buildInserts(p *plan) {
 		if !s.begin() {
 			continue // its submitter has left
 		}
-		if s.ins.ID == 0 {
-			s.ins.ID = l.ids.next
-			l.ids.next++
-		}
 		s.ins.Epoch = epoch
 		s.ins.Started = !s.ins.NotBefore.After(s.ins.CreatedAt) && !a.barred(l.now) && a.free(p.no) &&
 			len(a.next) == 0 && !a.more && !l.m.draining.Load()
@@ -348,6 +342,16 @@ func (l *loop) buildInserts(p *plan) {
 		}
 		p.ops = append(p.ops, o)
 	}
+}
+
+// numbered gives a submission its id, which it keeps through all attempts to
+// store it; false when none is left for this turn.
+func (l *loop) numbered(s *submission) (ok bool) {
+	if s.ins.ID != 0 {
+		return true
+	}
+	s.ins.ID, ok = l.m.ids.give()
+	return ok
 }
 
 // planKey is an idempotency key with the place in its batch.
@@ -381,9 +385,21 @@ func (l *loop) room(a *agent, inTurn int) error {
 		return fault.Newf(fault.Exhausted, "queue_full", "%d tasks wait for %s already, which is the most for one agent.",
 			a.depth, a.name()).WithHint("Wait until it has worked some off, or cancel tasks that are no longer needed.")
 	}
-	if l.depth+l.later+inTurn >= lim.TotalDepth {
+	if total := l.total(); total+inTurn >= lim.TotalDepth {
 		return fault.Newf(fault.Exhausted, "queue_full", "%d tasks wait in all, which is the most that this controller keeps.",
-			l.depth+l.later).WithHint("Wait until the agents have worked some off, or cancel tasks that are no longer needed.")
+			total).WithHint("Wait until the agents have worked some off, or cancel tasks that are no longer needed.")
 	}
 	return nil
+}
+
+// total counts the tasks that wait in all loops, those of the others as of
+// their last turn.
+func (l *loop) total() int {
+	n := l.depth + l.later
+	for _, other := range l.m.loops {
+		if other != l {
+			n += int(other.waiting.Load())
+		}
+	}
+	return n
 }

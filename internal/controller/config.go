@@ -43,6 +43,7 @@ type Config struct {
 	UnsafeDurability    bool
 	OpenDelay           time.Duration
 	Listening           Listening
+	Queueing            Queueing
 	Retention           store.Retention
 	DrainLead           time.Duration
 	DrainSpread         time.Duration
@@ -72,6 +73,7 @@ func DefaultConfig() Config {
 		Fleet:          "headgate",
 		OpenDelay:      listener.DefaultOpenDelay,
 		Listening:      defaultListening(),
+		Queueing:       defaultQueueing(),
 		DrainSpread:    defaultDrainSpread,
 		DrainTimeout:   defaultDrainTimeout,
 		ActivatedHold:  listener.DefaultActivatedHold,
@@ -101,7 +103,7 @@ func (k Key) Default() string { return k.get(DefaultConfig()) }
 
 // Keys lists every setting, in the order of the documentation.
 func Keys() []Key {
-	return slices.Concat(generalKeys(), listeningKeys(), retentionKeys(), stopKeys())
+	return slices.Concat(generalKeys(), listeningKeys(), queueKeys(), retentionKeys(), stopKeys())
 }
 
 func generalKeys() []Key {
@@ -360,6 +362,7 @@ func (c Config) validate() []error {
 		bad("public-addr and controller-addr: both use port %s; the two ports must differ", publicPort)
 	}
 	c.validateListening(bad)
+	c.validateQueueing(bad)
 	if c.ControllerAdvertise != "" {
 		checkAddr(bad, "controller-advertise", c.ControllerAdvertise)
 	}

@@ -166,6 +166,7 @@ func (c *Controller) makeQueue(ctx context.Context, _ *supervisor) error {
 	owner := tasks.Owner{ID: c.state.owner, Addr: c.advertised(), Name: c.name()}
 	p.manager = tasks.NewManager(tasks.Config{
 		Store: p.db, Runner: p.fleet, Owner: owner, Former: c.state.former,
+		Loops: c.cfg.Queueing.loops(), Limits: c.cfg.Queueing.Limits,
 		Logger: c.opts.Logger, Registerer: c.registry,
 	})
 	p.service = tasks.NewService(tasks.ServiceConfig{Manager: p.manager, Kinds: kinds.Default()})

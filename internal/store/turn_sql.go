@@ -36,12 +36,15 @@ const (
 )
 
 // The parts of the turn. Each begins with what the turn brings as arrays,
-// probes its rows by key one after the other (LATERAL ... LIMIT 1 FOR UPDATE,
-// in key order, which is also what keeps two sessions from a deadlock), and
-// names them by ctid from then on. The planner has no other way through it,
-// whatever it believes about the size of the queue.
+// probes its rows by key one after the other (LATERAL ... LIMIT 1, in key
+// order), and names them by ctid from then on. The planner has no other way
+// through it, whatever it believes about the size of the queue.
 //
 // Every part waits for `held`: the lease rows are locked before anything else.
+// They are the lock of all queue rows of their shards, since nothing but a turn
+// writes those. Rows of agent_queue are therefore not locked one by one, which
+// would cost a tenth of the turn; a row that changed all the same would be
+// missed by its ctid, and the counts at the end would not agree.
 const (
 	turnLease = `WITH lease AS MATERIALIZED (
     SELECT l.shard
@@ -122,7 +125,7 @@ const (
           AND CASE v.seen_epoch WHEN 0 THEN q.started_at IS NULL
                                 WHEN -1 THEN q.started_at IS NOT NULL
                                 ELSE q.started_at IS NOT NULL AND q.epoch = v.seen_epoch END
-        LIMIT 1 FOR UPDATE) q
+        LIMIT 1) q
     WHERE (SELECT ok FROM held)
 ), updated AS (
     UPDATE agent_queue q
