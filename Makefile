@@ -42,8 +42,8 @@ build: ## both programs into bin/
 bench: build ## figures and ratios, side by side; ONLY=name,... runs a part
 	cd bench && go run . -bin ../bin $(if $(ONLY),-only $(ONLY))
 
-chaos: build ## herds and floods against a real controller; a broken promise fails; ONLY=herd,flood,...
-	cd bench && go run . -bin ../bin -chaos $(or $(ONLY),all)
+chaos: build ## herds, floods, kills and freezes of real processes; a broken promise fails; ONLY=herd,campaign,... KILLS= TASKS= SEED=
+	cd bench && go run . -bin ../bin -chaos $(or $(ONLY),all) $(if $(KILLS),-kills $(KILLS)) $(if $(TASKS),-tasks $(TASKS)) $(if $(SEED),-seed $(SEED))
 
 race: ## all tests under the race detector (slow)
 	go test -race ./... -timeout 40m

@@ -55,6 +55,7 @@ func chaosTable() []chaosRun {
 		{"stubborn-herd", func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, false) }},
 		{"closed", chaosClosed},
 		{"flood", chaosFlood},
+		{"campaign", chaosCampaign},
 	}
 }
 

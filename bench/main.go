@@ -15,8 +15,11 @@ import (
 	"time"
 )
 
-// totalTime is what a whole run may take.
-const totalTime = 20 * time.Minute
+// totalTime is what all benchmarks may take, chaosTime all trials.
+const (
+	totalTime = 20 * time.Minute
+	chaosTime = 90 * time.Minute
+)
 
 // benchmark is one measurement; it may print several figures.
 type benchmark struct {
@@ -51,7 +54,8 @@ type bench struct {
 	rounds   int
 	window   time.Duration // of steady load in one round
 	keep     bool          // leave the data folders
-	profiles string        // folder for CPU profiles; empty = none
+	sizes    campaignSizes
+	profiles string // folder for CPU profiles; empty = none
 }
 
 func main() {
@@ -72,14 +76,11 @@ func run(args []string, out io.Writer) error {
 	flags.DurationVar(&b.window, "window", 10*time.Second, "steady load in one round")
 	flags.BoolVar(&b.keep, "keep", false, "leave the data folders for a look")
 	flags.StringVar(&b.profiles, "profiles", "", "write CPU profiles of the controller into this folder (it is built anew for that)")
-	// For this program itself:
-	simulator := flags.String("simulator", "", "be the simulator with this folder")
-	agents := flags.Int("agents", 1, "with -simulator: how many agents")
-	herd := flags.Bool("herd", false, "be a herd of clients")
-	flood := flags.Bool("flood", false, "be a flood of strangers")
-	dialer := flags.Bool("dialer", false, "be the clients of the comparison of listeners")
-	prober := flags.Bool("prober", false, "be a client that measures answers")
-	echo := flags.String("echo-client", "", "be the client of the echo comparison with this folder")
+	flags.IntVar(&b.sizes.kills, "kills", 500, "kills and freezes of a campaign, at least")
+	flags.IntVar(&b.sizes.tasks, "tasks", 1_000_000, "acknowledged tasks of a campaign, at least")
+	flags.Uint64Var(&b.sizes.seed, "seed", 0, "of a campaign; 0 = a new one")
+	var own role
+	own.flags(flags)
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
@@ -88,22 +89,12 @@ func run(args []string, out io.Writer) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	switch {
-	case *simulator != "":
-		return runSimulator(ctx, *simulator, *agents)
-	case *herd:
-		return runHerd(ctx)
-	case *flood:
-		return runFlood(ctx)
-	case *prober:
-		return runProber(ctx)
-	case *dialer:
-		return runDialer(ctx)
-	case *echo != "":
-		return runEchoClient(ctx, *echo)
-	case *list:
+	if *list {
 		listFigures(out)
 		return nil
+	}
+	if work := own.work(); work != nil {
+		return work(ctx)
 	}
 	chosen, err := choose(table(), *only)
 	if err != nil {
@@ -112,13 +103,55 @@ func run(args []string, out io.Writer) error {
 	if err := b.findPrograms(ctx, *bin); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, totalTime)
-	defer cancel()
 	if *chaos != "" {
+		ctx, cancel := context.WithTimeout(ctx, chaosTime)
+		defer cancel()
 		b.describe()
 		return b.runChaos(ctx, *chaos)
 	}
+	ctx, cancel := context.WithTimeout(ctx, totalTime)
+	defer cancel()
 	return b.runAll(ctx, chosen)
+}
+
+// role is what this program is when it runs itself.
+type role struct {
+	simulator, crew, place, echo string
+	agents                       int
+	herd, flood, dialer, prober  bool
+}
+
+func (r *role) flags(f *flag.FlagSet) {
+	f.StringVar(&r.simulator, "simulator", "", "be the simulator with this folder")
+	f.StringVar(&r.crew, "crew", "", "be a crew of agents with this folder")
+	f.IntVar(&r.agents, "agents", 1, "with -simulator or -crew: how many agents")
+	f.StringVar(&r.place, "place", "0:0", "with -crew: its number and port")
+	f.BoolVar(&r.herd, "herd", false, "be a herd of clients")
+	f.BoolVar(&r.flood, "flood", false, "be a flood of strangers")
+	f.BoolVar(&r.dialer, "dialer", false, "be the clients of the comparison of listeners")
+	f.BoolVar(&r.prober, "prober", false, "be a client that measures answers")
+	f.StringVar(&r.echo, "echo-client", "", "be the client of the echo comparison with this folder")
+}
+
+// work gives what the role does; nil stands for none.
+func (r *role) work() func(context.Context) error {
+	switch {
+	case r.simulator != "":
+		return func(ctx context.Context) error { return runSimulator(ctx, r.simulator, r.agents) }
+	case r.crew != "":
+		return func(ctx context.Context) error { return crewAt(ctx, r.crew, r.agents, r.place) }
+	case r.herd:
+		return runHerd
+	case r.flood:
+		return runFlood
+	case r.prober:
+		return runProber
+	case r.dialer:
+		return runDialer
+	case r.echo != "":
+		return func(ctx context.Context) error { return runEchoClient(ctx, r.echo) }
+	}
+	return nil
 }
 
 func listFigures(out io.Writer) {

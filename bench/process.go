@@ -27,7 +27,9 @@ type process struct {
 // startProcess starts a command. The parent-death signal is sent when the
 // creating thread ends, so one goroutine keeps its thread until the end.
 func startProcess(cmd *exec.Cmd) (*process, error) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	}
 	p := &process{cmd: cmd, ended: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {

@@ -26,6 +26,11 @@ type Config struct {
 	// OnListen is told the real address when the port accepts connections.
 	OnListen func(net.Addr)
 
+	// Around, if set, stands around the executor of each kind: what it adds
+	// happens within the slot, after the ledger has the start and before it has
+	// the end. Fault campaigns keep their own record of what has run this way.
+	Around func(Executor) Executor
+
 	Demo   Demo
 	Limits Limits
 }

@@ -109,13 +109,19 @@ type executors struct {
 }
 
 func newExecutors(c Config, p *policy.Policy) *executors {
-	return &executors{registry: kinds.Default(), policy: p, byKind: map[string]Executor{
+	x := &executors{registry: kinds.Default(), policy: p, byKind: map[string]Executor{
 		kinds.Ping:      ping{version: c.Version},
 		kinds.Echo:      echo{},
 		kinds.Sleep:     sleep{},
 		kinds.Inventory: &inventory{},
 		kinds.Run:       &runProgram{policy: p, termGrace: c.Limits.TermGrace, stopGrace: c.Limits.StopGrace},
 	}}
+	if c.Around != nil {
+		for name, e := range x.byKind {
+			x.byKind[name] = c.Around(e)
+		}
+	}
+	return x
 }
 
 // Execute checks the task and runs it. A panic of an executor ends its task

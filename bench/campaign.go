@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"time"
+)
+
+// The campaign runs two controllers on one database, crews of agents, agents of
+// their own, clients that submit and wait, and kills, freezes and cuts all of
+// them, by a schedule that a seed decides. Then it heals everything and looks
+// whether each promise was kept.
+
+// campaignPlan says how large a campaign is.
+type campaignPlan struct {
+	name   string // of its figures
+	seed   uint64
+	kills  int // kills and freezes, at least
+	tasks  int // acknowledged, at least
+	crews  int
+	agents int // in each crew
+	reals  int // headgate-agent processes of their own
+	gapMin time.Duration
+	gapMax time.Duration
+	rate   float64       // tasks a second at most; 0 = as the faults go on
+	most   time.Duration // then it ends, however far it is
+}
+
+// settleLimit is how long the queue may take to be empty once all is healed.
+const settleLimit = 30 * time.Second
+
+// campaignSizes are what KILLS=, TASKS= and SEED= shorten or repeat.
+type campaignSizes struct {
+	kills, tasks int
+	seed         uint64
+}
+
+func (s campaignSizes) full() campaignPlan {
+	p := campaignPlan{
+		name: "campaign", seed: s.seed, kills: s.kills, tasks: s.tasks, crews: 4, agents: 20, reals: 5,
+		gapMin: 300 * time.Millisecond, gapMax: 2 * time.Second, most: time.Hour,
+	}
+	if p.seed == 0 {
+		p.seed = rand.Uint64()
+	}
+	return p
+}
+
+// chaosCampaign runs the whole campaign.
+func chaosCampaign(ctx context.Context, b *bench) error {
+	return b.runCampaign(ctx, b.sizes.full())
+}
+
+// runCampaign makes the rig, runs the faults, heals, checks, and keeps the
+// files when a promise was broken.
+func (b *bench) runCampaign(ctx context.Context, plan campaignPlan) (err error) {
+	dir, err := b.newDir()
+	if err != nil {
+		return err
+	}
+	b.note("%s: seed %d; at least %d kills and freezes, %d acknowledged tasks; %d agents in %d crews, %d of their own; files in %s",
+		plan.name, plan.seed, plan.kills, plan.tasks, plan.crews*plan.agents, plan.crews, plan.reals, dir)
+	c := &campaign{b: b, plan: plan, dir: dir, chance: rand.New(rand.NewPCG(plan.seed, 0))}
+	err = c.whole(ctx)
+	if err != nil {
+		b.note("%s: seed %d; the logs, histories and the database are left in %s", plan.name, plan.seed, dir)
+	}
+	err = errors.Join(err, c.close())
+	if err == nil {
+		return b.removeDir(dir)
+	}
+	return err
+}
+
+// campaign is one run.
+type campaign struct {
+	b      *bench
+	plan   campaignPlan
+	dir    string
+	chance *rand.Rand // of the schedule, which one goroutine makes
+
+	database    *database
+	controllers []*controllerNode
+	crews       []*crewNode
+	reals       []*realNode
+	token       string
+	agents      []campaignAgent
+	book        book
+	faults      faultLog
+}
+
+// campaignAgent is an agent that tasks are sent to.
+type campaignAgent struct {
+	id    string
+	real  bool
+	group int // crew, or number among the agents of their own
+	index int // in the crew
+}
+
+// nodes gives everything that must not end by itself.
+func (c *campaign) nodes() []*node {
+	var all []*node
+	for _, n := range c.controllers {
+		all = append(all, n.node)
+	}
+	for _, n := range c.crews {
+		all = append(all, n.node)
+	}
+	for _, n := range c.reals {
+		all = append(all, n.node)
+	}
+	return all
+}
+
+func (c *campaign) whole(ctx context.Context) error {
+	if err := c.setUp(ctx); err != nil {
+		return fmt.Errorf("set up: %w", err)
+	}
+	c.faults.began, c.faults.busy = time.Now(), map[string]bool{}
+	load, err := c.startLoad(ctx)
+	if err != nil {
+		return err
+	}
+	err = c.runFaults(ctx)
+	c.b.note("%s: %d kills and freezes, %d cuts, %d tasks acknowledged after %s; healing",
+		c.plan.name, c.faults.kills.Load(), c.faults.cuts.Load(), c.book.acknowledged(), time.Since(c.faults.began).Round(time.Second))
+	healed := time.Now()
+	load.finish()
+	if err != nil {
+		return err
+	}
+	settled, open := c.settle(ctx, healed)
+	if err := load.waiters(ctx); err != nil {
+		return err
+	}
+	return c.judge(ctx, settled, open)
+}
+
+// settle waits until the queue is empty, for as long as it may take.
+func (c *campaign) settle(ctx context.Context, healed time.Time) (took time.Duration, open int) {
+	err := waitEvery(ctx, 200*time.Millisecond, 2*settleLimit, "the queue to be empty", func() (bool, error) {
+		n, err := c.openTasks(ctx)
+		if err == nil {
+			open = n
+		}
+		return err == nil && n == 0, nil
+	})
+	took = time.Since(healed)
+	if err != nil {
+		c.b.note("%s: %d tasks are still open after %s", c.plan.name, open, took.Round(time.Second))
+	}
+	return took, open
+}
+
+// openTasks counts what is not completed.
+func (c *campaign) openTasks(ctx context.Context) (n int, err error) {
+	db, err := openDB(c.database.now().DSN())
+	if err != nil {
+		return 0, err
+	}
+	defer release(db)
+	err = db.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM agent_queue) + (SELECT count(*) FROM agent_later)`).Scan(&n)
+	return n, err
+}
+
+// close ends all processes, in the order that leaves none behind.
+func (c *campaign) close() error {
+	var errs []error
+	for _, n := range c.nodes() {
+		n.kill()
+	}
+	for _, n := range c.controllers {
+		errs = append(errs, n.relay.close())
+	}
+	for _, n := range c.crews {
+		errs = append(errs, n.relay.close())
+	}
+	if c.database != nil && c.database.now() != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), stopWait)
+		defer cancel()
+		errs = append(errs, c.database.now().Stop(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *campaign) path(parts ...string) string {
+	return filepath.Join(append([]string{c.dir}, parts...)...)
+}
