@@ -107,11 +107,16 @@ func aside(f func()) <-chan struct{} {
 func lostTurns(r *rig) []func() *tasks.Turn {
 	a := r.agents[0]
 	first, second := r.insert(a, true), r.insert(a, false)
-	later := r.insert(a, false)
+	later, ended := r.insert(a, false), r.insert(a, false)
 	later.NotBefore = later.CreatedAt.Add(time.Hour)
+	ended.NotBefore = later.NotBefore
+	third := r.insert(a, true)
+	third.Key = &tasks.Idempotency{Principal: "token:a", Route: "POST /tasks", Key: "k", Hash: [32]byte{1}}
+	end := r.finish(ended, 0)
+	end.Later = true
 	ref := tasks.Ref{ID: second.ID, Attempt: 1}
 	return []func() *tasks.Turn{
-		func() *tasks.Turn { return &tasks.Turn{Inserts: []tasks.Insert{first, second, later}} },
+		func() *tasks.Turn { return &tasks.Turn{Inserts: []tasks.Insert{first, second, later, ended}} },
 		func() *tasks.Turn { return &tasks.Turn{Finishes: []tasks.Finish{r.finish(first, 1)}} },
 		func() *tasks.Turn {
 			return &tasks.Turn{Claims: []tasks.Claim{{Agent: a.Num, Priority: 5, ID: second.ID, Epoch: r.epoch(a), Attempt: 1}}}
@@ -127,6 +132,14 @@ func lostTurns(r *rig) []func() *tasks.Turn {
 		},
 		func() *tasks.Turn {
 			return &tasks.Turn{Due: []tasks.DueTask{{Agent: a.Num, Priority: 5, ID: later.ID, RunAt: later.NotBefore}}}
+		},
+		func() *tasks.Turn { return &tasks.Turn{Finishes: []tasks.Finish{end}} },
+		func() *tasks.Turn { return &tasks.Turn{Inserts: []tasks.Insert{third}} },
+		func() *tasks.Turn {
+			return &tasks.Turn{Requeues: []tasks.Requeue{{
+				Agent: a.Num, Priority: 5, Ref: tasks.Ref{ID: third.ID, Attempt: 1},
+				Epoch: r.epoch(a), NotBefore: time.Now().Add(time.Hour),
+			}}}
 		},
 	}
 }
@@ -157,8 +170,8 @@ func TestLostAnswerToATurnIsSettledByReadingBack(t *testing.T) {
 					}
 				}
 			}
-			if n := countOn(t, direct, `SELECT count(*) * 100 + (SELECT count(*) FROM agent_result) * 10 + (SELECT count(*) FROM agent_queue) FROM agent_task`); n != 312 {
-				t.Errorf("rows are %d, want 312", n)
+			if n := countOn(t, direct, `SELECT count(*) * 100 + (SELECT count(*) FROM agent_result) * 10 + (SELECT count(*) FROM agent_queue) FROM agent_task`); n != 522 {
+				t.Errorf("rows are %d, want 522", n)
 			}
 			checkInvariant(t, direct)
 		})

@@ -311,8 +311,13 @@ func (d *DB) skipTo(ctx context.Context, first int64) (bool, error) {
 	if blocks <= 0 {
 		return false, nil
 	}
-	if err := d.upkeep.GetContext(ctx, &skipped, sqlSkipIDs, blocks); err != nil {
-		return false, asFault(ctx, err, "begin a new partition")
+	// In a transaction only so that the driver never repeats it by itself: ids
+	// are not given back, and twice as many would skip a whole partition.
+	err := d.writeOn(ctx, d.upkeep, "begin a new partition", func(tx *Tx) error {
+		return tx.get(&skipped, sqlSkipIDs, blocks)
+	})
+	if err != nil {
+		return false, err
 	}
 	d.cfg.Log.Info("the next tasks go into a new partition, so that the old ones can be dropped in time", "first_id", first)
 	return true, nil

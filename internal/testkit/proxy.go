@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"path/filepath"
 	"regexp"
@@ -53,6 +54,7 @@ type Proxy struct {
 	closed   bool
 	accepted int
 	seen     map[string]int // executions by text
+	alone    map[string]int // of them those outside a transaction block
 }
 
 // Fault is one armed fault. The zero value of a field means: any statement,
@@ -89,7 +91,8 @@ func NewProxy(tb testing.TB, dsn string) *Proxy {
 	}
 	p := &Proxy{
 		listener: ln, network: "tcp", address: fmt.Sprintf("%s:%d", cfg.Host, cfg.Port),
-		links: map[*link]struct{}{}, healed: make(chan struct{}), seen: map[string]int{},
+		links: map[*link]struct{}{}, healed: make(chan struct{}),
+		seen: map[string]int{}, alone: map[string]int{},
 	}
 	close(p.healed)
 	if strings.HasPrefix(cfg.Host, "/") {
@@ -204,11 +207,15 @@ func (p *Proxy) Connections() (open, accepted int) {
 func (p *Proxy) Statements() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := make(map[string]int, len(p.seen))
-	for text, n := range p.seen {
-		out[text] = n
-	}
-	return out
+	return maps.Clone(p.seen)
+}
+
+// Autocommitted gives those of the statements that were executed outside a
+// transaction block, where a driver that loses the answer may run them again.
+func (p *Proxy) Autocommitted() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.alone)
 }
 
 func (p *Proxy) close() {
@@ -265,10 +272,13 @@ func (p *Proxy) flow(l *link) bool {
 
 // executed notes a statement on its way to the server and gives the fault that
 // its answer shall meet, if any.
-func (p *Proxy) executed(text string) *Fault {
+func (p *Proxy) executed(text string, alone bool) *Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen[text]++
+	if alone {
+		p.alone[text]++
+	}
 	for _, f := range p.faults {
 		if len(f.hits) >= f.Times || (f.Match != nil && !f.Match.MatchString(text)) {
 			continue

@@ -28,6 +28,9 @@ const (
 	msgCopyOut         = 'H'
 	msgCopyBoth        = 'W'
 
+	// What msgReady says of a session outside a transaction block.
+	statusIdle = 'I'
+
 	// First four bytes after the length, instead of a protocol version.
 	codeSSL = 80877103
 	codeGSS = 80877104
@@ -46,6 +49,7 @@ type link struct {
 	ended  bool
 	gone   chan struct{} // closed when ended
 	armed  *Fault        // for the request that is under way
+	block  bool          // inside a transaction block, as the server last said
 	// statements and portals by name; used by the client's side only
 	statements, portals map[string]string
 }
@@ -149,7 +153,10 @@ func (l *link) note(kind byte, msg []byte) *Fault {
 	if !executes {
 		return nil
 	}
-	f := l.proxy.executed(text)
+	l.mu.Lock()
+	alone := !l.block
+	l.mu.Unlock()
+	f := l.proxy.executed(text, alone)
 	if f != nil {
 		l.mu.Lock()
 		l.armed = f
@@ -180,6 +187,7 @@ func (l *link) fromServer(in *bufio.Reader) (How, error) {
 		case msgError:
 			failed = true
 		case msgReady:
+			l.setBlock(len(msg) > 5 && msg[5] != statusIdle)
 			if f != nil && !f.Before && tag != "" && !failed && f.strike(tag) {
 				return f.How, nil
 			}
@@ -202,6 +210,12 @@ func (l *link) fault() *Fault {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.armed
+}
+
+func (l *link) setBlock(inside bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.block = inside
 }
 
 // disarm ends the watch over a request, unless another has begun.
