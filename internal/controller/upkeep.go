@@ -108,6 +108,7 @@ func (c *Controller) watchDatabase(ctx context.Context) error {
 			if why := c.parts.db.Pooled(); why != "" {
 				notes = append(notes, why)
 			}
+			notes = append(notes, c.compareTables(ctx)...)
 			c.notes.Store(&notes)
 		case ctx.Err() == nil && !failing:
 			failing = true
@@ -116,6 +117,27 @@ func (c *Controller) watchDatabase(ctx context.Context) error {
 		pause(ctx, watchEvery)
 	}
 	return nil
+}
+
+// compareTables gives a sentence for each kind of contradiction in the queue's
+// tables; one controller looks.
+func (c *Controller) compareTables(ctx context.Context) []string {
+	if !c.leads() {
+		c.parts.db.LeaveConsistency()
+		return nil
+	}
+	found, err := c.parts.db.CheckConsistency(ctx)
+	if err != nil {
+		if ctx.Err() == nil {
+			c.log.Warn("the queue's tables could not be compared", "err", err)
+		}
+		return nil
+	}
+	if !found.OK() {
+		c.log.Error("the queue's tables contradict each other", "agents_with_two_started_tasks", found.Crowded,
+			"tasks_not_in_one_place", found.Torn, "started_tasks_that_do_not_exist", found.Lost)
+	}
+	return found.Notes()
 }
 
 // PlanRetention says which old tasks would be removed now, and changes nothing.

@@ -135,8 +135,9 @@ type DB struct {
 	pooled  bool // general and pages go through a pooler
 	nowhere bool // so do the others, for want of a direct way
 
-	snapshots snapshots
-	tending   tending
+	snapshots   snapshots
+	tending     tending
+	consistency consistency
 }
 
 var (

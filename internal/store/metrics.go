@@ -78,6 +78,7 @@ type upkeepMetrics struct {
 	retentionRun, retentionFails           prometheus.Gauge
 	dropped                                prometheus.Counter
 	vacuums, rebuilds                      prometheus.Counter
+	inconsistent                           *prometheus.GaugeVec
 }
 
 func newUpkeepMetrics(reg prometheus.Registerer) upkeepMetrics {
@@ -95,7 +96,15 @@ func newUpkeepMetrics(reg prometheus.Registerer) upkeepMetrics {
 		}
 		return c
 	}
+	inconsistent := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "headgate_store_inconsistent",
+		Help: "What the last comparison of the queue's tables found wrong, by kind: crowded agents, torn tasks, lost tasks. Must be 0.",
+	}, []string{"kind"})
+	if reg != nil {
+		reg.MustRegister(inconsistent)
+	}
 	return upkeepMetrics{
+		inconsistent:   inconsistent,
 		snapshot:       gauge("oldest_snapshot_seconds", "Age of the oldest transaction that keeps the database from freeing rows."),
 		partitions:     gauge("partitions", "Ranges of task ids that are kept, unused ones included."),
 		ahead:          gauge("partitions_ahead", "Of them those that hold no task yet; must be at least 1."),
@@ -109,6 +118,12 @@ func newUpkeepMetrics(reg prometheus.Registerer) upkeepMetrics {
 		vacuums:        counter("queue_vacuums_total", "Vacuums of the queue by this controller, beside those of the server."),
 		rebuilds:       counter("queue_index_rebuilds_total", "Indexes of the queue that this controller built anew because they had grown far beyond their need."),
 	}
+}
+
+func (u *upkeepMetrics) broken(c Consistency) {
+	u.inconsistent.WithLabelValues("crowded").Set(float64(len(c.Crowded)))
+	u.inconsistent.WithLabelValues("torn").Set(float64(len(c.Torn)))
+	u.inconsistent.WithLabelValues("lost").Set(float64(len(c.Lost)))
 }
 
 func (m *metrics) health(h Health) {
