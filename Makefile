@@ -8,7 +8,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/.tools
 
-.PHONY: help run demo test check generate lint build bench chaos clean prepare test-only test-bench race vuln openapi-lint vendor-web
+.PHONY: help run demo test check generate lint build bench chaos clean prepare test-only test-kills race vuln openapi-lint vendor-web
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,10 +21,13 @@ demo: build ## the same with five agents (one slow, one flaky) and a history of 
 
 # What is missing for a test lets it skip, but not here: prepare put it there.
 test: export HEADGATE_TEST_COMPLETE := 1
-test: prepare check test-only ## install what is missing, then all checks and all tests
+test: prepare check test-only test-kills ## install what is missing, then all checks and all tests
 
 test-only: ## all tests, without installing or checking
 	go test ./... -timeout 15m
+
+test-kills: build ## kills of real processes, at the points that matter and at any moment; about two minutes; SEED=
+	cd bench && go run . -bin ../bin -chaos quick-points,quick-campaign $(if $(SEED),-seed $(SEED))
 
 check: ## generated files current, lint, import rules, OpenAPI lint, known holes
 	tools/check.sh

@@ -21,6 +21,7 @@ type verdict struct {
 	atOnce     int // begun while another ran on the same agent
 	inversions int // begun after one that was sent after they were acknowledged
 	unrun      int // succeeded without having been begun
+	torn       int // in none, or in more than one of the tables
 	changed    int // waiters were told another outcome than the one on disk
 	odd        int // outcomes that no fault explains
 
@@ -39,12 +40,20 @@ func (v *verdict) example(format string, args ...any) {
 
 // runs is what the agents' own records say.
 type runs struct {
-	starts map[int]int // by token
-	order  [][]int     // tokens in order of their first start, by agent
+	starts map[int]int  // by token
+	order  [][]firstRun // in order, by agent
+}
+
+// firstRun is the first start of a task on its agent.
+type firstRun struct {
+	token int
+	// late: it had been given before, and the agent was killed before it began.
+	// Such a task is tried again after a pause, in which others run.
+	late bool
 }
 
 // judge looks whether the promises were kept and prints it.
-func (c *campaign) judge(ctx context.Context, settled time.Duration, open int) error {
+func (c *campaign) judge(ctx context.Context, end finish) error {
 	v := &verdict{outcomes: map[string]int{}, reasons: map[string]int{}}
 	r, err := c.readEffects(v)
 	if err != nil {
@@ -54,23 +63,26 @@ func (c *campaign) judge(ctx context.Context, settled time.Duration, open int) e
 		return err
 	}
 	c.checkOrder(v, r)
+	if v.torn, err = c.tornTasks(ctx); err != nil {
+		return err
+	}
 	if err := c.book.save(c.path("book.jsonl")); err != nil {
 		return err
 	}
-	return c.print(v, settled, open)
+	return c.print(v, end)
 }
 
 // readEffects reads what ran, in the order in which it did.
 func (c *campaign) readEffects(v *verdict) (*runs, error) {
-	r := &runs{starts: map[int]int{}, order: make([][]int, len(c.agents))}
+	r := &runs{starts: map[int]int{}, order: make([][]firstRun, len(c.agents))}
 	for i, n := range c.crews {
 		base := i * c.plan.agents
-		if err := r.read(filepath.Join(n.dir, effectsFile), base, c.plan.agents, v); err != nil {
+		if err := r.read(filepath.Join(n.dir, effectsFile), base, c.plan.agents, c.book.entries, v); err != nil {
 			return nil, err
 		}
 	}
 	for i, n := range c.reals {
-		if err := r.read(filepath.Join(n.dir, effectsFile), len(c.crews)*c.plan.agents+i, 1, v); err != nil {
+		if err := r.read(filepath.Join(n.dir, effectsFile), len(c.crews)*c.plan.agents+i, 1, c.book.entries, v); err != nil {
 			return nil, err
 		}
 	}
@@ -79,7 +91,7 @@ func (c *campaign) readEffects(v *verdict) (*runs, error) {
 
 // read reads one record. B says that the process has begun anew, and with it
 // that nothing of the one before runs any more.
-func (r *runs) read(file string, base, agents int, v *verdict) error {
+func (r *runs) read(file string, base, agents int, entries []entry, v *verdict) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -94,14 +106,16 @@ func (r *runs) read(file string, base, agents int, v *verdict) error {
 	}
 	idle()
 	in := bufio.NewScanner(f)
+	booted := 0 // when the process began, nanoseconds
 	for in.Scan() {
 		var what string
-		var agent, token int
-		n, _ := fmt.Sscan(in.Text(), &what, &agent, &token) // what it lacks is seen by n
+		var agent, token, id, attempt int
+		n, _ := fmt.Sscan(in.Text(), &what, &agent, &token, &id, &attempt) // what it lacks is seen by n
 		switch {
-		case n == 1 && what == "B":
+		case n == 2 && what == "B":
 			idle()
-		case n < 3 || agent < 0 || agent >= agents:
+			booted = agent
+		case n < 3 || agent < 0 || agent >= agents || token < 0 || token >= len(entries):
 			return fmt.Errorf("%s has the line %q", file, in.Text())
 		case what == "S":
 			if running[agent] != none {
@@ -110,7 +124,8 @@ func (r *runs) read(file string, base, agents int, v *verdict) error {
 			}
 			running[agent] = token
 			if r.starts[token]++; r.starts[token] == 1 {
-				r.order[base+agent] = append(r.order[base+agent], token)
+				late := attempt > 1 && int64(booted) > entries[token].Sent
+				r.order[base+agent] = append(r.order[base+agent], firstRun{token, late})
 			}
 		case running[agent] == token:
 			running[agent] = none
@@ -241,23 +256,38 @@ func (c *campaign) checkTask(v *verdict, r *runs, token int, s *stored) {
 // checkOrder looks for tasks that began after one of the same agent that was
 // sent only after they had been acknowledged.
 func (c *campaign) checkOrder(v *verdict, r *runs) {
-	for _, tokens := range r.order {
+	for _, order := range r.order {
 		latest, by := int64(0), 0
-		for _, token := range tokens {
-			e := &c.book.entries[token]
-			if e.Acked != 0 && e.Acked < latest {
+		for _, run := range order {
+			e := &c.book.entries[run.token]
+			if e.Acked != 0 && e.Acked < latest && !run.late {
 				v.inversions++
-				v.example("token %d was acknowledged before token %d was sent, but began after it", token, by)
+				v.example("token %d was acknowledged before token %d was sent, but began after it", run.token, by)
 			}
 			if e.Sent > latest {
-				latest, by = e.Sent, token
+				latest, by = e.Sent, run.token
 			}
 		}
 	}
 }
 
+// tornTasks counts those that are not in exactly one of the tables for what is
+// open, what is for later and what has ended.
+func (c *campaign) tornTasks(ctx context.Context) (n int, err error) {
+	db, err := openDB(c.database.now().DSN())
+	if err != nil {
+		return 0, err
+	}
+	defer release(db)
+	err = db.QueryRowContext(ctx, `SELECT count(*) FROM (
+		SELECT id FROM agent_task
+		LEFT JOIN (SELECT task_id FROM agent_queue UNION ALL SELECT task_id FROM agent_later UNION ALL SELECT task_id FROM agent_result) AS place ON task_id = id
+		GROUP BY id HAVING count(task_id) <> 1) AS torn`).Scan(&n)
+	return n, err
+}
+
 // print tells what was found, each promise in a line of its own.
-func (c *campaign) print(v *verdict, settled time.Duration, open int) error {
+func (c *campaign) print(v *verdict, end finish) error {
 	b, f := c.b, &c.faults
 	named := func(name string) string { return c.plan.name + "_" + name }
 	var crashes []string
@@ -279,10 +309,12 @@ func (c *campaign) print(v *verdict, settled time.Duration, open int) error {
 		b.hold(named("two_at_once"), float64(v.atOnce), 0, "tasks"),
 		b.hold(named("order_inversions"), float64(v.inversions), 0, "tasks"),
 		b.hold(named("changed"), float64(v.changed+v.unrun), 0, "tasks"),
+		b.hold(named("torn"), float64(v.torn), 0, "tasks"),
 		b.hold(named("odd_outcomes"), float64(v.odd), 0, "tasks"),
 		b.hold(named("odd_answers"), float64(len(c.book.odd)), 0, "answers"),
-		b.hold(named("left_waiting"), float64(open), 0, "tasks"),
-		b.hold(named("settled_s"), settled.Seconds(), settleLimit.Seconds(), "s"),
+		b.hold(named("left_waiting"), float64(end.open), 0, "tasks"),
+		b.hold(named("settled_s"), end.settled.Seconds(), c.plan.settle.Seconds(), "s"),
+		b.hold(named("stop_s"), end.stopped.Seconds(), stopLimit.Seconds(), "s"),
 		b.hold(named("crashes"), float64(len(crashes)), 0, "processes"),
 	)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"headgate/internal/agent"
+	"headgate/internal/fault"
 	"headgate/internal/kinds"
 )
 
@@ -61,7 +62,7 @@ func runCrew(ctx context.Context, dir string, agents int, place crewPlace) error
 		return err
 	}
 	defer out.Close()
-	if _, err := fmt.Fprintln(out, "B"); err != nil {
+	if _, err := fmt.Fprintln(out, "B", monotonic()); err != nil {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -98,6 +99,7 @@ func (w *witness) Execute(ctx context.Context, t agent.Task) agent.Ending {
 	if err := w.note('S', todo.Token, t); err != nil {
 		return agent.Ending{Outcome: "failed", Reason: "no_record", Detail: err.Error()}
 	}
+	fault.Point("mid_run")
 	_ = wait(ctx, time.Duration(todo.Millis)*time.Millisecond) // a cancelled one ends early
 	end := w.inner.Execute(ctx, t)
 	if err := w.note('E', todo.Token, t); err != nil {

@@ -84,8 +84,7 @@ func faultTable() []faultKind {
 	}
 }
 
-// runFaults makes faults until there were enough of them and enough tasks, then
-// heals all.
+// runFaults has the plan's faults made and gives what could not be healed.
 func (c *campaign) runFaults(ctx context.Context) error {
 	f := &c.faults
 	file, err := os.Create(c.path("faults.log"))
@@ -94,6 +93,16 @@ func (c *campaign) runFaults(ctx context.Context) error {
 	}
 	defer file.Close()
 	f.file = file
+	err = c.plan.faults(ctx, c)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return errors.Join(append(f.errs, err)...)
+}
+
+// scheduled makes faults until there were enough of them and enough tasks, then
+// heals all.
+func scheduled(ctx context.Context, c *campaign) (err error) {
+	f := &c.faults
 	var healing sync.WaitGroup
 	faulty, heal := context.WithCancel(ctx)
 	defer heal()
@@ -110,9 +119,7 @@ func (c *campaign) runFaults(ctx context.Context) error {
 	}
 	heal()
 	healing.Wait()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return errors.Join(append(f.errs, err)...)
+	return err
 }
 
 func (c *campaign) enough() bool {

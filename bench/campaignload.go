@@ -81,15 +81,21 @@ func (l *load) finish() {
 	l.senders.Wait()
 }
 
-// waiters lets everybody who waits have an answer, then ends the rest.
-func (l *load) waiters(ctx context.Context) error {
+// answered lets everybody who waits for a task have an answer.
+func (l *load) answered() {
 	close(l.recent)
-	timer := time.AfterFunc(settleLimit, l.stop)
+	timer := time.AfterFunc(l.c.plan.settle, l.stop)
 	l.awaiters.Wait()
 	timer.Stop()
+}
+
+// leave ends all other clients.
+func (l *load) leave() {
 	l.stop()
 	l.others.Wait()
-	return context.Cause(ctx)
+	if n := l.missing.Load(); n > 0 {
+		l.c.book.strange(fmt.Sprintf("%d waiters were never told of an end", n))
+	}
 }
 
 // may says whether the next tasks may be sent now: as many tasks as the plan
@@ -202,7 +208,7 @@ func (s *sender) task(token int, e entry) task {
 	a := s.load.c.agents[e.Agent]
 	ms := 0
 	switch n := s.chance.IntN(10_000); {
-	case n < 2:
+	case n < 2 && !s.load.c.nearlyOver():
 		ms = 3_000 + s.chance.IntN(12_000)
 	case n < 150:
 		ms = 50 + s.chance.IntN(300)
@@ -219,6 +225,12 @@ func (s *sender) task(token int, e entry) task {
 		t.Delivery = "once"
 	}
 	return t
+}
+
+// nearlyOver says that no long tasks are to begin any more: the time until the
+// queue is empty is that of the product, not theirs.
+func (c *campaign) nearlyOver() bool {
+	return int(c.faults.kills.Load()) > c.plan.kills*9/10
 }
 
 // try sends once. It says whether the outcome is known.

@@ -27,7 +27,11 @@ type node struct {
 	watched sync.WaitGroup
 }
 
-func (n *node) start() error {
+func (n *node) start() error { return n.startWith("") }
+
+// startWith starts the process with something more in its environment; then it
+// may end by itself, since that is what is put there.
+func (n *node) startWith(env string) error {
 	log, err := os.OpenFile(n.logFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -35,6 +39,9 @@ func (n *node) start() error {
 	defer log.Close()
 	cmd := n.command()
 	cmd.Stdout, cmd.Stderr = log, log
+	if env != "" {
+		cmd.Env = append(os.Environ(), env)
+	}
 	// A process that is stopped would not hear of a softer signal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p, err := startProcess(cmd)
@@ -42,7 +49,7 @@ func (n *node) start() error {
 		return err
 	}
 	n.mu.Lock()
-	n.proc, n.told = p, false
+	n.proc, n.told = p, env != ""
 	n.mu.Unlock()
 	n.watched.Go(func() {
 		<-p.ended
@@ -73,6 +80,21 @@ func (n *node) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended already
 	<-p.ended
 	n.watched.Wait()
+}
+
+// terminate asks the process to end.
+func (n *node) terminate() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.told = true
+	_ = n.proc.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
+}
+
+// ended gives what is closed when the present process has ended.
+func (n *node) ended() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.proc.ended
 }
 
 func (n *node) crashed() []string {

@@ -41,16 +41,13 @@ type realNode struct {
 // pairAgain is the pause until an agent is asked again; it takes one try in 2 s.
 const pairAgain = 2100 * time.Millisecond
 
-// numControllers is how many controllers share the database.
-const numControllers = 2
-
 // setUp starts everything and pairs all agents.
 func (c *campaign) setUp(ctx context.Context) error {
 	c.database = newDatabase(c.dir)
 	if err := c.database.start(ctx); err != nil {
 		return err
 	}
-	for i := range numControllers {
+	for i := range c.plan.controllers {
 		if err := c.addController(ctx, i); err != nil {
 			return err
 		}
@@ -196,9 +193,11 @@ func (c *campaign) addCrew(ctx context.Context, i int, enrolment string) error {
 			return err
 		}
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
+	self := c.b.self
+	if self == "" {
+		if self, err = os.Executable(); err != nil {
+			return err
+		}
 	}
 	args := []string{"-crew", n.dir, "-agents", strconv.Itoa(c.plan.agents), "-place", fmt.Sprintf("%d:%d", i, port)}
 	n.node = &node{
@@ -263,7 +262,7 @@ func (n *realNode) restart() error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(f, "B")
+	_, err = fmt.Fprintln(f, "B", monotonic())
 	return errors.Join(err, f.Close(), n.start())
 }
 

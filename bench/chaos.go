@@ -45,17 +45,21 @@ const (
 
 // chaosRun is a trial with promises to keep.
 type chaosRun struct {
-	name string
-	run  func(context.Context, *bench) error
+	name  string
+	run   func(context.Context, *bench) error
+	named bool // only when it is asked for by its name
 }
 
 func chaosTable() []chaosRun {
 	return []chaosRun{
-		{"herd", func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, true) }},
-		{"stubborn-herd", func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, false) }},
-		{"closed", chaosClosed},
-		{"flood", chaosFlood},
-		{"campaign", chaosCampaign},
+		{name: "herd", run: func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, true) }},
+		{name: "stubborn-herd", run: func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, false) }},
+		{name: "closed", run: chaosClosed},
+		{name: "flood", run: chaosFlood},
+		{name: "points", run: chaosPoints},
+		{name: "campaign", run: chaosCampaign},
+		{name: "quick-points", run: quickPoints, named: true},
+		{name: "quick-campaign", run: quickCampaign, named: true},
 	}
 }
 
@@ -63,7 +67,7 @@ func chaosTable() []chaosRun {
 func (b *bench) runChaos(ctx context.Context, names string) error {
 	var errs []error
 	for _, c := range chaosTable() {
-		if names != "all" && !slices.Contains(strings.Split(names, ","), c.name) {
+		if !slices.Contains(strings.Split(names, ","), c.name) && (names != "all" || c.named) {
 			continue
 		}
 		b.note("chaos: %s", c.name)

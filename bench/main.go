@@ -51,6 +51,7 @@ type bench struct {
 	report
 	headgate string // the program
 	agent    string // its neighbour
+	self     string // this program, if the crews of a campaign are another build of it
 	rounds   int
 	window   time.Duration // of steady load in one round
 	keep     bool          // leave the data folders

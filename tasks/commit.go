@@ -30,8 +30,10 @@ func (l *loop) commit(ctx context.Context, p *plan) error {
 // half alone, until the bad one stands by itself.
 func (l *loop) commitOps(ctx context.Context, p *plan, ops []*op) error {
 	t := l.turnOf(ops)
+	passPoints("before", ops)
 	res, err := l.write(ctx, t)
 	if err == nil {
+		passPoints("after", ops)
 		note(ops, res)
 		return nil
 	}
@@ -50,6 +52,26 @@ func (l *loop) commitOps(ctx context.Context, p *plan, ops []*op) error {
 		return err
 	}
 	return l.commitOps(ctx, p, ops[half:])
+}
+
+// passPoints passes the fault points of what a turn writes: before and after
+// the commit of an insert, of a claim (an insert may start its task at once),
+// and of a completion.
+func passPoints(when string, ops []*op) {
+	if !fault.PointsOn {
+		return
+	}
+	for _, o := range ops {
+		switch {
+		case o.kind == opInsert && o.sub.ins.Started, o.kind == opClaim:
+			fault.Point(when + "_claim_commit")
+		case o.kind == opFinish:
+			fault.Point(when + "_complete_commit")
+		}
+		if o.kind == opInsert {
+			fault.Point(when + "_insert_commit")
+		}
+	}
 }
 
 // turnOf fills a Turn with ops. Its lists are used again for the next turn;

@@ -47,9 +47,13 @@ func (l *loop) flush() {
 	}
 	for _, a := range e.forgets {
 		if len(a.forget) > 0 {
+			fault.Point("before_forget")
 			r.Forget(a.num, a.forget...)
 			a.forget = nil
 		}
+	}
+	if len(e.events) > 0 {
+		fault.Point("before_notify")
 	}
 	l.m.cfg.Hub.Publish(e.events...)
 	for i := range e.done {

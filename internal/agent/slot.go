@@ -14,6 +14,7 @@ import (
 
 	"headgate/internal/agent/ledger"
 	"headgate/internal/agentpb"
+	"headgate/internal/fault"
 )
 
 // slot is the one execution place of the agent and all that is decided about
@@ -122,11 +123,13 @@ func (s *slot) start(ref *agentpb.TaskRef, m *agentpb.Execute, digest [8]byte) {
 			return
 		}
 	}
+	fault.Point("before_accepted_sync")
 	if err := s.ledger.Accept(entry, now, m.GetForget()); err != nil {
 		s.log.Error("refuse a task", "task_id", ref.GetTaskId(), "err", err)
 		s.refuse(ref, agentpb.Refusal_REFUSAL_DISK, "The agent's ledger cannot be written: "+err.Error())
 		return
 	}
+	fault.Point("after_accepted_sync")
 	ctx, cancel := context.WithCancelCause(s.base)
 	c := &call{ref: ref, epoch: m.GetEpoch(), entry: entry, cancel: cancel, started: time.Now(), out: newOutbox()}
 	c.timer = time.AfterFunc(s.limits.AcceptDelay, func() { s.announce(c) })
@@ -192,9 +195,11 @@ func (s *slot) finish(ctx context.Context, c *call, end Ending) {
 	if err != nil {
 		s.log.Error("encode the end of a task", "task_id", c.ref.GetTaskId(), "err", err)
 	}
+	fault.Point("before_done_sync")
 	if err := s.ledger.Finish(c.entry, ledger.Ending{StartedAt: c.started, EndedAt: now, Outcome: final.GetOutcome(), Reason: final.GetReason(), Final: stored}); err != nil {
 		s.log.Error("record the end of a task", "task_id", c.ref.GetTaskId(), "err", err)
 	}
+	fault.Point("after_done_sync")
 	c.final = final
 	s.wakeLocked()
 	s.checkIdle()

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"headgate/internal/agentpb"
+	"headgate/internal/fault"
 	"headgate/internal/kinds"
 	"headgate/tasks"
 )
@@ -290,6 +291,7 @@ func (s *session) sendItem(m *messages, i *item, forget *[]int64) bool {
 	s.box.giving(a.Ref(), i.size()+10*int64(len(e.Forget)))
 	m.outer.Msg = &m.wrapExe
 	ok := s.sendOne(&m.outer, 0)
+	fault.Point("after_send")
 	e.Args = nil
 	return ok
 }

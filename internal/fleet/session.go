@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"headgate/internal/agentpb"
+	"headgate/internal/fault"
 	"headgate/internal/pki"
 	"headgate/tasks"
 )
@@ -326,6 +327,7 @@ func (s *session) take(msg *agentpb.AgentMessage, now time.Time) error {
 		ref := tasks.Ref{ID: tasks.ID(p.Heartbeat.GetTaskId()), Attempt: int(p.Heartbeat.GetAttempt())}
 		return s.judge(ref, s.box.hear(ref))
 	case *agentpb.AgentMessage_Final:
+		fault.Point("after_result_received")
 		final := finalOf(p.Final)
 		known := s.box.hear(final.Ref)
 		t.Final(num, final)
