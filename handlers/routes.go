@@ -25,7 +25,7 @@ type route struct {
 	controllerOnly bool     // not there on the public port, unless it is the only one
 	usesTasks      bool     // answers 503 until the queue is there
 	stream         bool     // stays open: no HEAD
-	page           bool     // for people: not in the OpenAPI document
+	page           bool     // for people, or for other controllers: not in the OpenAPI document
 }
 
 func (rt route) api() bool { return isAPI(rt.pattern) }
@@ -35,7 +35,7 @@ func isAPI(path string) bool { return path == "/api" || strings.HasPrefix(path, 
 // routes is the table of everything that the product serves but the pages of
 // the dashboard.
 func (s *server) routes() []route {
-	all := s.rootRoutes()
+	all := append(s.rootRoutes(), s.peerRoutes()...)
 	for _, rt := range s.apiRoutes() {
 		rt.pattern = base + rt.pattern
 		all = append(all, rt)

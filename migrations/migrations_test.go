@@ -34,10 +34,11 @@ func connect(tb testing.TB, dsn string) *sql.DB {
 // this list is never edited again; a change of the schema is a new file.
 func released() map[string]string {
 	return map[string]string{
-		"00001_schema.sql":             "f81d7e4f7a34f30cbcf557e17b61a645bfde56bb691cd9c851237a5d254931df",
-		"00002_controller_stable.sql":  "035ec174571740535bd225f3899a8159235ea823da2913e0b96900f14ddc5dab",
-		"00003_cancel_and_removal.sql": "e06275e7ab8c614d65b34653dd85e5cc290c29cb29f04593607bca7d3c5f8cf7",
-		"00004_retention.sql":          "f172c17e3d98fbc5bab8c9edb047fed409066f49e71ad14ae0e7c821993d0b54",
+		"00001_schema.sql":              "f81d7e4f7a34f30cbcf557e17b61a645bfde56bb691cd9c851237a5d254931df",
+		"00002_controller_stable.sql":   "035ec174571740535bd225f3899a8159235ea823da2913e0b96900f14ddc5dab",
+		"00003_cancel_and_removal.sql":  "e06275e7ab8c614d65b34653dd85e5cc290c29cb29f04593607bca7d3c5f8cf7",
+		"00004_retention.sql":           "f172c17e3d98fbc5bab8c9edb047fed409066f49e71ad14ae0e7c821993d0b54",
+		"00005_controller_identity.sql": "ab09bfffd23a667df6c0be919c1b7a28e1dda4dc3ecd71640ddaa312e74ce4de",
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"uuid"
 )
 
 // Causes of waiting. They are stable codes; the sentence beside them is for
@@ -21,6 +22,8 @@ const (
 	CauseRunning     = "running"
 	CauseCancel      = "cancel_requested"
 	CauseElsewhere   = "owner_elsewhere"
+	CauseNoOwner     = "no_owner"     // no controller owns the agent
+	CauseOwnerSilent = "owner_silent" // the one that owns it does not answer this one
 )
 
 // situation is what a loop knows of an agent at one moment, as values.
@@ -76,6 +79,28 @@ func (m *Manager) Explain(t *Task) *Waiting {
 	}
 	w.Sentence += fmt.Sprintf("; position %d.", max(1, w.Position))
 	return w
+}
+
+// elsewhere says what is known of the owner while it has not answered.
+func (m *Manager) elsewhere(t *Task, l Lease) {
+	quiet, silent := m.routes.silence(l.Owner)
+	w := &Waiting{Cause: CauseNoOwner, Since: t.CreatedAt}
+	switch {
+	case l.Owner == uuid.Nil():
+		w.Sentence = "No controller owns this agent at the moment."
+		w.NextStep = "A controller that runs takes it within 20 s. If this stays so, look at the logs of the controllers."
+	case l.Left <= 0:
+		w.Since = later(t.CreatedAt, l.Until)
+		w.Sentence = fmt.Sprintf("No controller owns this agent: the lease of %s ended at %s.", l.called(), clock(l.Until, time.Now()))
+		w.NextStep = "Another controller takes it within seconds; it asks the agent first what became of its task."
+	case silent:
+		w.Cause, w.Since = CauseOwnerSilent, quiet.since
+		w.Sentence = fmt.Sprintf("The controller %s owns this agent and does not answer since %s.", l.called(), clock(quiet.since, time.Now()))
+		w.NextStep = "If it has ended, another one takes over within 20 s. If it runs, look at the way to its controller port (controller-advertise)."
+	default:
+		return
+	}
+	t.Waiting = w
 }
 
 func notDue(t *Task, now time.Time) *Waiting {

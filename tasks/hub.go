@@ -56,7 +56,8 @@ type Event struct {
 	State   State     // of the task, or "" (agents: their health)
 	Outcome Outcome
 
-	end *completion // for waiters alone: streams and the ring never hold it
+	end     *completion // for waiters alone: streams and the ring never hold it
+	foreign bool        // of another controller
 }
 
 // completion is what the write loop knows of an end that is on disk: with it a
@@ -108,6 +109,7 @@ type Hub struct {
 	topics  map[string]map[*Subscription]struct{} // tasks, agents, controller
 	tasks   map[ID]map[*Subscription]struct{}
 	agents  map[uuid.UUID]map[*Subscription]struct{}
+	peers   map[*Subscription]struct{} // other controllers
 	waiters map[ID][]*waiter
 	waiting atomic.Int64 // how many are in waiters
 }
@@ -117,7 +119,7 @@ func NewHub() *Hub {
 	return &Hub{
 		start:  strconv.FormatInt(time.Now().UnixNano(), 36),
 		topics: map[string]map[*Subscription]struct{}{}, tasks: map[ID]map[*Subscription]struct{}{},
-		agents: map[uuid.UUID]map[*Subscription]struct{}{}, waiters: map[ID][]*waiter{},
+		agents: map[uuid.UUID]map[*Subscription]struct{}{}, waiters: map[ID][]*waiter{}, peers: map[*Subscription]struct{}{},
 	}
 }
 
@@ -126,6 +128,7 @@ type Subscription struct {
 	hub    *Hub
 	events chan Event
 	topics []string
+	peer   bool   // another controller: all that happens here, on no topic
 	seen   uint64 // number of the last event put into events
 	lost   bool
 }
@@ -193,6 +196,12 @@ func (h *Hub) missed(s *Subscription, last string) ([]Event, bool) {
 
 // wants says whether an event is on one of the topics.
 func (s *Subscription) wants(e Event) bool {
+	if s.peer {
+		return !e.foreign
+	}
+	if e.Type == EventReset {
+		return true
+	}
 	for _, t := range s.topics {
 		id, agent, _ := parseTopic(t)
 		switch {
@@ -275,6 +284,7 @@ func (h *Hub) remove(s *Subscription) {
 		return
 	}
 	s.lost = true
+	delete(s.hub.peers, s)
 	for _, t := range s.topics {
 		id, agent, _ := parseTopic(t)
 		switch {
@@ -328,9 +338,17 @@ func (h *Hub) id(n uint64) string { return h.start + "-" + strconv.FormatUint(n,
 
 // listening says whether anybody could see an id now. Ids of events that
 // nobody has seen are made when they are.
-func (h *Hub) listening() bool { return len(h.topics)+len(h.tasks)+len(h.agents) > 0 }
+func (h *Hub) listening() bool { return len(h.topics)+len(h.tasks)+len(h.agents)+len(h.peers) > 0 }
 
 func (h *Hub) deliver(e Event) {
+	if !e.foreign {
+		for s := range h.peers {
+			h.send(s, e)
+		}
+	} else if e.Type == EventReset {
+		h.deliverToAll(e)
+		return
+	}
 	if t := topicOf(e); t != "" {
 		for s := range h.topics[t] {
 			h.send(s, e)

@@ -21,14 +21,19 @@ type keeper struct {
 	trust    time.Time // monotonic; no turn and no dispatch after it
 	acquired bool      // Acquire has answered at least once
 	lastErr  error
+
+	// Used by the goroutine of run alone.
+	free map[Shard]time.Time // given back by others, and seen so since
+	next time.Duration       // until another controller's lease ends, if that is soon
 }
 
 // run renews and acquires each RenewEvery, with a little jitter so that
-// several controllers do not fall into step.
+// several controllers do not fall into step; and when a lease of another one,
+// which has fallen silent, ends.
 func (k *keeper) run(ctx context.Context) {
 	for {
 		k.round(ctx)
-		t := time.NewTimer(RenewEvery - rand.N(RenewEvery/10))
+		t := time.NewTimer(min(RenewEvery-rand.N(RenewEvery/10), k.next))
 		select {
 		case <-ctx.Done():
 			t.Stop()
@@ -51,9 +56,10 @@ func (k *keeper) ask() {
 func (k *keeper) round(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, LeaseTerm-LeaseMargin)
 	defer cancel()
+	k.next = RenewEvery
 	err := k.renew(ctx)
 	if err == nil {
-		err = k.acquire(ctx)
+		err = k.share(ctx)
 	}
 	k.mu.Lock()
 	changed := (err == nil) != (k.lastErr == nil)
@@ -107,20 +113,11 @@ func (k *keeper) renew(ctx context.Context) error {
 	return nil
 }
 
-// acquire takes every shard that is free.
-func (k *keeper) acquire(ctx context.Context) error {
+// acquire takes those of the shards that are free.
+func (k *keeper) acquire(ctx context.Context, want []Shard) error {
 	k.mu.Lock()
-	var want []Shard
-	for s := range Shard(NumShards) {
-		if _, ok := k.held[s]; !ok {
-			want = append(want, s)
-		}
-	}
 	none := len(k.held) == 0
 	k.mu.Unlock()
-	if len(want) == 0 {
-		return nil
-	}
 	begin := time.Now()
 	got, err := k.m.cfg.Store.Acquire(ctx, k.m.cfg.Owner, k.m.cfg.Former, want)
 	if err != nil {
@@ -197,6 +194,8 @@ func (k *keeper) release() {
 	defer cancel()
 	if err := k.m.cfg.Store.Release(ctx, k.m.cfg.Owner, held); err != nil {
 		k.m.log.Warn("shards could not be given back; they expire by themselves", "err", err)
+	} else {
+		k.m.cfg.Released()
 	}
 	k.mu.Lock()
 	k.held, k.trust = nil, time.Time{}

@@ -10,8 +10,6 @@ import (
 	"uuid"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"headgate/internal/fault"
 )
 
 // Limits of the Manager, each with its default.
@@ -27,6 +25,10 @@ const (
 	DefaultCancelGrace = 5 * time.Second  // after its timeout a task is cancelled; the agent should have ended it
 	DefaultForcedGrace = time.Minute      // after its timeout a task without a word becomes unknown
 	DefaultStoreWait   = 15 * time.Second // for one call of the store: as long as a lease lasts
+
+	// DefaultTakeOverWait is how long a request waits for another controller to
+	// answer, or for its successor: a take-over takes no longer.
+	DefaultTakeOverWait = 20 * time.Second
 )
 
 // Limits bounds the Manager; zero fields mean the defaults above.
@@ -42,6 +44,8 @@ type Limits struct {
 	CancelGrace time.Duration
 	ForcedGrace time.Duration
 	StoreWait   time.Duration
+
+	TakeOverWait time.Duration
 }
 
 // DefaultLimits gives the limits with the defaults above.
@@ -69,6 +73,7 @@ func (l Limits) withDefaults() Limits {
 	orTime(&l.CancelGrace, DefaultCancelGrace)
 	orTime(&l.ForcedGrace, DefaultForcedGrace)
 	orTime(&l.StoreWait, DefaultStoreWait)
+	orTime(&l.TakeOverWait, DefaultTakeOverWait)
 	return l
 }
 
@@ -76,11 +81,15 @@ func (l Limits) withDefaults() Limits {
 type Config struct {
 	Store  Store
 	Runner Runner
-	Hub    *Hub // nil = one of its own
+	Peers  Peers // nil = what another controller owns is refused at once
+	Hub    *Hub  // nil = one of its own
 	Owner  Owner
 	// Former are earlier starts from the same data directory; its lock proves
 	// that they are dead, so their shards are taken at once.
-	Former     []uuid.UUID
+	Former []uuid.UUID
+	// Released is called when shards were given back, so that others may be
+	// woken up; it must not block. nil = nobody is.
+	Released   func()
 	Loops      int // write loops; 0 = 1. Shards are dealt to them in turn.
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer // nil = metrics are kept, but nowhere shown
@@ -101,8 +110,11 @@ type Manager struct {
 	loops   []*loop
 	ids     idSource
 	keeper  *keeper
+	routes  *routes
 
 	draining atomic.Bool
+	leaving  atomic.Bool   // shards go to others
+	mine     atomic.Uint32 // a bit for each shard that is held and loaded
 
 	inboxItems atomic.Int64
 	inboxBytes atomic.Int64
@@ -131,6 +143,9 @@ func NewManager(cfg Config) *Manager {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Released == nil {
+		cfg.Released = func() {}
+	}
 	if cfg.Hub == nil {
 		cfg.Hub = NewHub()
 	}
@@ -146,6 +161,7 @@ func NewManager(cfg Config) *Manager {
 	for n := range cfg.Loops {
 		m.loops = append(m.loops, newLoop(m, n))
 	}
+	m.routes = newRoutes(m)
 	m.keeper = &keeper{m: m, wake: make(chan struct{}, 1)}
 	return m
 }
@@ -178,6 +194,14 @@ func (m *Manager) Run(ctx context.Context) error {
 // Drain stops handing out tasks; submissions are still stored and results
 // still taken. It is the step before the end of Run's context.
 func (m *Manager) Drain() { m.draining.Store(true) }
+
+// HandOver gives the shards to other controllers, if any lives, and takes no
+// more: this one is about to stop, and what it still gets is passed on. Without
+// others it goes on as it is until Run ends.
+func (m *Manager) HandOver() {
+	m.leaving.Store(true)
+	m.keeper.ask()
+}
 
 // Hub gives the Hub that the Manager tells of changes.
 func (m *Manager) Hub() *Hub { return m.cfg.Hub }
@@ -367,17 +391,13 @@ func (m *Manager) publishOwned() {
 	for _, l := range m.loops {
 		all = append(all, l.readyLeases()...)
 	}
+	var mine uint32
+	for _, l := range all {
+		mine |= 1 << l.Shard
+	}
+	m.mine.Store(mine)
 	m.cfg.Runner.Own(all)
 	for _, l := range m.loops {
 		l.owned.Store(true)
 	}
-}
-
-// errNotOwner is the one place that decides about tasks of shards that are
-// held elsewhere. Forwarding to the owner over its controller port belongs
-// here; until then the caller is told to come back.
-func errNotOwner() error {
-	return fault.New(fault.Unavailable, "owner_unreachable",
-		"Another controller owns this agent, or ownership is changing hands just now; nothing was done.").
-		WithHint("Try again in a few seconds; a take-over ends within 20 s.")
 }

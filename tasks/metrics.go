@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"headgate/internal/fault"
 )
 
 // metrics are the numbers of the queue, named headgate_tasks_*.
@@ -23,6 +25,8 @@ type metrics struct {
 	requeued      prometheus.Counter
 	refills       prometheus.Counter
 	submitRefused prometheus.Counter
+	passedOn      prometheus.Counter
+	passedLost    prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, m *Manager) *metrics {
@@ -56,6 +60,8 @@ func newMetrics(reg prometheus.Registerer, m *Manager) *metrics {
 		requeued:      counter("requeued_total", "Started tasks that went back to new."),
 		refills:       counter("refills_total", "Reads of agents' orders from the table."),
 		submitRefused: counter("submissions_refused_total", "Submissions refused for lack of room."),
+		passedOn:      counter("passed_on_total", "Submissions that another controller, which owns their agents, has answered."),
+		passedLost:    counter("passed_on_unanswered_total", "Submissions that were passed on to another controller and not answered."),
 		completed:     map[Outcome]prometheus.Counter{},
 	}
 	done := prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -103,5 +109,14 @@ func (x *metrics) finished(o Outcome, total time.Duration) {
 	x.completed[o].Inc()
 	if total >= 0 {
 		x.submitResult.Observe(total.Seconds())
+	}
+}
+
+// forwarded counts submissions that were passed on.
+func (x *metrics) forwarded(n int, err error) {
+	if err == nil || fault.CodeOf(err) != "internal" {
+		x.passedOn.Add(float64(n))
+	} else {
+		x.passedLost.Add(float64(n))
 	}
 }

@@ -154,7 +154,7 @@ func TestCleanStopGivesShardsBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 1)
 		r.stop()
-		if owners, err := r.store.Owners(t.Context()); err != nil || len(owners) != 0 {
+		if owners, err := r.store.Owners(t.Context()); err != nil || len(owners.Leases) != 0 {
 			t.Errorf("owners after a clean stop: %v, %v", owners, err)
 		}
 		_, err := r.service.Submit(t.Context(), echo(0), "user:test", tasks.Idempotency{})
@@ -178,7 +178,7 @@ func TestDiskAndMemoryThatPartAreBroughtTogether(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.store.Turn(t.Context(), &tasks.Turn{Owner: owners[0].Owner, Leases: owners, Finishes: []tasks.Finish{f}}); err != nil {
+		if _, err := r.store.Turn(t.Context(), &tasks.Turn{Owner: owners.Leases[0].Owner, Leases: owners.Leases, Finishes: []tasks.Finish{f}}); err != nil {
 			t.Fatal(err)
 		}
 		r.script(0, nil2())

@@ -140,6 +140,8 @@ func (s *Service) tasks(list []submission) []Task {
 				Cause: CauseStarting, Since: x.startedAt, Sentence: "It was handed to the agent a moment ago.",
 				NextStep: "Nothing is to be done; if the agent never got it, it goes back to its place.",
 			}
+		} else if x.waiting != nil {
+			t.Waiting = x.waiting
 		} else if len(list) == 1 {
 			t.Waiting = s.m.Explain(t)
 		}
@@ -307,7 +309,7 @@ func (s *Service) Get(ctx context.Context, id ID) (*Task, error) {
 	if err != nil {
 		return nil, readFault(err)
 	}
-	t.Waiting = s.m.Explain(t)
+	s.explain(ctx, t)
 	return t, nil
 }
 
@@ -338,9 +340,11 @@ func (s *Service) List(ctx context.Context, f Filter) (Page, error) {
 		items = items[:want]
 		next = items[want-1].ID
 	}
+	all := make([]*Task, len(items))
 	for i := range items {
-		items[i].Waiting = s.m.Explain(&items[i])
+		all[i] = &items[i]
 	}
+	s.explain(ctx, all...)
 	return Page{Items: items, Next: next}, nil
 }
 
@@ -351,22 +355,71 @@ func (s *Service) Cancel(ctx context.Context, id ID, actor string) (*Task, error
 	if !validText(actor) || len(actor) > maxActor {
 		return nil, fault.New(fault.Invalid, "invalid_actor", "The name of who cancels is not text, or is too long.")
 	}
-	ctx, cancel := context.WithTimeout(ctx, cancelWait)
+	wait := cancelWait
+	if s.m.cfg.Peers != nil {
+		wait = s.m.cfg.Limits.TakeOverWait
+	}
+	c, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	if err := s.cancel(c, id, actor); err != nil {
+		return nil, err
+	}
+	return s.Get(ctx, id)
+}
+
+// cancel ends the task wherever its agent is owned.
+func (s *Service) cancel(ctx context.Context, id ID, actor string) error {
+	since, lost := time.Now().Add(-ownersKept), false
+	for {
+		began := time.Now()
+		err := s.cancelHere(ctx, id, actor)
+		if s.m.cfg.Peers == nil || fault.CodeOf(err) != codeNotOwner {
+			return s.cancelled(ctx, id, actor, lost, err)
+		}
+		row, err := s.store.Find(ctx, id)
+		if err != nil {
+			continue // completed meanwhile, or the database is away: said above
+		}
+		_, shard, ok := s.m.loopOfAgent(row.Agent)
+		if !ok {
+			return errNotOwner()
+		}
+		one, err := s.cancelThere(ctx, shard, id, actor, since)
+		lost = lost || one
+		if !passes(err) {
+			return s.cancelled(ctx, id, actor, lost, err)
+		}
+		if !rest(ctx, routePause) {
+			if lost {
+				return errCancelUnknown()
+			}
+			return err
+		}
+		since = began
+	}
+}
+
+// cancelled judges an answer: after one was lost, a task that this very caller
+// has ended counts as success.
+func (s *Service) cancelled(ctx context.Context, id ID, actor string, lost bool, err error) error {
+	if !lost || fault.CodeOf(err) != "already_completed" {
+		return err
+	}
+	if t, readErr := s.store.Task(ctx, id); readErr != nil || t.CancelActor != actor {
+		return err
+	}
+	return nil
+}
+
+// cancelHere ends the task if this controller owns its agent.
+func (s *Service) cancelHere(ctx context.Context, id ID, actor string) error {
 	for {
 		err := s.tryCancel(ctx, id, actor)
-		switch {
-		case err == nil:
-			return s.Get(ctx, id)
-		case !errors.Is(err, errMoved):
-			return nil, err
+		if !errors.Is(err, errMoved) {
+			return err
 		}
-		timer := time.NewTimer(cancelPoll)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, errCancelUnknown()
-		case <-timer.C:
+		if !rest(ctx, cancelPoll) {
+			return errCancelUnknown()
 		}
 	}
 }
@@ -449,7 +502,11 @@ func (s *Service) follow(ctx context.Context, w *waiter, t *Task, d time.Duratio
 			epoch = now
 			t = s.reread(ctx, t)
 		}
-		if t.State == StateCompleted || left <= 0 {
+		if t.State == StateCompleted {
+			return t
+		}
+		if left <= 0 {
+			s.explain(ctx, t)
 			return t
 		}
 		timer.Reset(min(left, waitPoll))
@@ -471,9 +528,12 @@ func (s *Service) ended(ctx context.Context, t *Task, c *completion) *Task {
 }
 
 // reread gives the task as it is now, or as it is known when it cannot be read.
+// Another controller is not asked for its sentence.
 func (s *Service) reread(ctx context.Context, t *Task) *Task {
-	if now, err := s.Get(ctx, t.ID); err == nil {
-		return now
+	now, err := s.store.Task(ctx, t.ID)
+	if err != nil {
+		return t
 	}
-	return t
+	now.Waiting = s.m.Explain(now)
+	return now
 }

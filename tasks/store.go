@@ -93,8 +93,8 @@ type Leases interface {
 	Renew(ctx context.Context, me Owner, held []Lease) ([]Lease, error)
 	// Release gives shards back so that others need not wait for expiry.
 	Release(ctx context.Context, me Owner, held []Lease) error
-	// Owners tells who holds which shard now.
-	Owners(ctx context.Context) ([]Lease, error)
+	// Owners tells who holds which shard, and how many controllers live.
+	Owners(ctx context.Context) (Owners, error)
 }
 
 // Reader is what pages and REST use. It never locks and never counts rows.
@@ -147,6 +147,17 @@ type Lease struct {
 	Owner uuid.UUID
 	Addr  string
 	Until time.Time // by the database's clock; for display only
+
+	// Owners alone fills in what follows.
+	Left time.Duration // until the lease ends, counted by the database; not above 0 = it has ended
+	Name string        // of the owner, for people
+	Peer uuid.UUID     // of the owner, in its certificates; Nil = not known
+}
+
+// Owners is who holds what, as the database has it.
+type Owners struct {
+	Leases []Lease // in the order of shards; those that ended too, but none that was given back
+	Alive  int     // controllers that are registered and not silent; 0 = nobody registers here
 }
 
 // Turn is one pass of a write loop. All parts are optional; the order inside a

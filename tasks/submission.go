@@ -22,7 +22,6 @@ type submission struct {
 	ins   Insert
 	agent Agent
 	shard Shard
-	size  int64
 	state atomic.Int32
 	group *group
 	// waiter joins the Hub when the task is stored, and not when it was a
@@ -38,6 +37,12 @@ type submission struct {
 	err       error
 	replay    bool
 	startedAt time.Time
+	waiting   *Waiting // as the owner says, when that is another controller
+
+	// Of what is passed on to other controllers; the submitter's goroutine alone
+	// uses them.
+	lost  bool // an answer was lost: it may be stored
+	again bool // err may pass: ask again who owns the agent
 }
 
 // group waits for the last of its submissions.
@@ -93,53 +98,72 @@ func errStopping() error {
 		WithHint("Send the request again; another controller or the next start takes it.")
 }
 
-// store sends submissions to their loops and waits until all are answered.
-// After SubmitWait it takes back what has not been begun and says what it
-// knows.
+// store has submissions stored, wherever their agents are owned, and waits until
+// all are answered. After SubmitWait, or TakeOverWait when other controllers
+// are needed, it takes back what has not been begun and says what it knows.
 func (m *Manager) store(ctx context.Context, subs []submission) error {
-	g := &group{done: make(chan struct{})}
-	g.left.Store(int32(len(subs)))
-	if err := m.admit(subs); err != nil {
+	var size int64
+	for i := range subs {
+		size += subs[i].size()
+	}
+	if err := m.admit(len(subs), size); err != nil {
 		return err
 	}
-	defer m.discharge(subs)
+	defer m.discharge(len(subs), size)
+	if m.cfg.Peers != nil && !m.holdsAll(subs) {
+		return m.route(ctx, subs)
+	}
+	g := newGroup(len(subs))
 	m.send(subs, g)
 	timer := time.NewTimer(m.cfg.Limits.SubmitWait)
 	defer timer.Stop()
 	select {
 	case <-g.done:
-		return firstError(subs)
+		return m.routeRest(ctx, subs)
 	case <-ctx.Done():
 	case <-timer.C:
 	}
 	return giveUp(subs)
 }
 
-// admit keeps the memory of submissions under way bounded.
-func (m *Manager) admit(subs []submission) error {
-	var size int64
-	for i := range subs {
-		subs[i].size = int64(len(subs[i].ins.Args)) + 512 // and the rest of it
-		size += subs[i].size
+// routeRest gives the answer of submissions that the loops have answered. Those
+// whose shards were lost meanwhile are passed on.
+func (m *Manager) routeRest(ctx context.Context, subs []submission) error {
+	err := firstError(subs)
+	if err == nil || m.cfg.Peers == nil || fault.CodeOf(err) != codeNotOwner {
+		return err
 	}
-	items := m.inboxItems.Add(int64(len(subs)))
+	for i := range subs {
+		subs[i].again = fault.CodeOf(subs[i].err) == codeNotOwner
+	}
+	return m.routeSome(ctx, subs)
+}
+
+func newGroup(n int) *group {
+	g := &group{done: make(chan struct{})}
+	g.left.Store(int32(n))
+	return g
+}
+
+// size is about what the submission takes in memory.
+func (s *submission) size() int64 { return int64(len(s.ins.Args)) + 512 }
+
+// admit keeps the memory of submissions under way bounded.
+func (m *Manager) admit(n int, size int64) error {
+	items := m.inboxItems.Add(int64(n))
 	bytes := m.inboxBytes.Add(size)
 	if items > int64(m.cfg.Limits.InboxItems) || bytes > int64(m.cfg.Limits.InboxBytes) {
-		m.discharge(subs)
+		m.discharge(n, size)
 		m.metrics.submitRefused.Inc()
 		return fault.Newf(fault.Exhausted, "too_many_submissions",
-			"%d submissions are on their way to disk already, which is the most at a time.", items-int64(len(subs))).
+			"%d submissions are on their way to disk already, which is the most at a time.", items-int64(n)).
 			WithHint("Send the request again in a second, and fewer at once.")
 	}
 	return nil
 }
 
-func (m *Manager) discharge(subs []submission) {
-	var size int64
-	for i := range subs {
-		size += subs[i].size
-	}
-	m.inboxItems.Add(-int64(len(subs)))
+func (m *Manager) discharge(n int, size int64) {
+	m.inboxItems.Add(-int64(n))
 	m.inboxBytes.Add(-size)
 }
 
@@ -149,17 +173,64 @@ func (m *Manager) send(subs []submission, g *group) {
 		m.loopOf(subs[0].shard).submit(&subs[0])
 		return
 	}
-	per := make([][]*submission, len(m.loops))
+	list := make([]*submission, len(subs))
 	for i := range subs {
-		subs[i].group = g
-		n := int(subs[i].shard) % len(m.loops)
-		per[n] = append(per[n], &subs[i])
+		list[i] = &subs[i]
+	}
+	m.sendAll(list, g)
+}
+
+func (m *Manager) sendAll(list []*submission, g *group) {
+	per := make([][]*submission, len(m.loops))
+	for _, s := range list {
+		s.group = g
+		n := int(s.shard) % len(m.loops)
+		per[n] = append(per[n], s)
 	}
 	for n, list := range per {
 		if len(list) > 0 {
 			m.loops[n].submit(list...)
 		}
 	}
+}
+
+// result is what became of one submission.
+type result struct {
+	id        ID
+	replay    bool
+	startedAt time.Time
+	err       error
+}
+
+// storeHere has submissions stored by this controller alone, and says what
+// became of each. It hands over copies: what is given up may still be looked at
+// by the loop.
+func (m *Manager) storeHere(ctx context.Context, subs []*submission) []result {
+	list := make([]*submission, len(subs))
+	for i, s := range subs {
+		list[i] = &submission{ins: s.ins, agent: s.agent, shard: s.shard, waiter: s.waiter, replaces: s.replaces}
+	}
+	g := newGroup(len(list))
+	m.sendAll(list, g)
+	timer := time.NewTimer(m.cfg.Limits.SubmitWait)
+	defer timer.Stop()
+	select {
+	case <-g.done:
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	out := make([]result, len(list))
+	for i, s := range list {
+		switch {
+		case s.withdraw():
+			out[i].err = errNotStored()
+		case s.state.Load() == subDone:
+			out[i] = result{id: s.ins.ID, replay: s.replay, startedAt: s.startedAt, err: s.err}
+		default:
+			out[i].err = errUnknown(s.ins.ID)
+		}
+	}
+	return out
 }
 
 // firstError gives the answer of a finished group: the first error, and how

@@ -147,7 +147,7 @@ type Waiting struct {
 	NextStep string    `json:"next_step"`
 	Since    time.Time `json:"since"`
 	Position int       `json:"position,omitempty"` // in the agent's order, 1 = next
-	Blocking ID        `json:"-"`                  // the task in the slot, 0 = none
+	Blocking ID        `json:"blocking,omitzero"`  // the task in the slot, 0 = none
 }
 
 // Ref names one execution of a task: the fence that every write and every

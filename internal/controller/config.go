@@ -112,7 +112,7 @@ func generalKeys() []Key {
 		text("public-addr", "address of the public port", func(c *Config) *string { return &c.PublicAddr }),
 		text("controller-addr", "address of the controller port", func(c *Config) *string { return &c.ControllerAddr }),
 		flag("two-phase", "false = one public port, open from the start, that serves everything", func(c *Config) *bool { return &c.TwoPhase }),
-		text("controller-advertise", "address at which other controllers reach this one", func(c *Config) *string { return &c.ControllerAdvertise }),
+		text("controller-advertise", "address at which other controllers reach this one; that of the controller port if left out", func(c *Config) *string { return &c.ControllerAdvertise }),
 		text("database-url", "PostgreSQL, as URL or keywords; several hosts allowed", func(c *Config) *string { return &c.DatabaseURL }),
 		text("database-direct-url", "the same database past a pooler in transaction mode, if database-url leads through one", func(c *Config) *string { return &c.DatabaseDirectURL }),
 		text("fleet", "name of the fleet, put into certificates when the CA is made", func(c *Config) *string { return &c.Fleet }),
@@ -364,7 +364,7 @@ func (c Config) validate() []error {
 	c.validateListening(bad)
 	c.validateQueueing(bad)
 	if c.ControllerAdvertise != "" {
-		checkAddr(bad, "controller-advertise", c.ControllerAdvertise)
+		checkAdvertise(bad, c.ControllerAdvertise)
 	}
 	if (c.TLSCertFile == "") != (c.TLSKeyFile == "") {
 		bad("tls-cert-file and tls-key-file: give both or none")
@@ -383,6 +383,20 @@ func (c Config) validateOnePort(bad func(string, ...any)) {
 	}
 	if slices.Contains(c.given, "controller-advertise") {
 		bad("controller-advertise: with two-phase false there is no port that other controllers could reach; leave one of the two out")
+	}
+}
+
+// checkAdvertise finds an address that nobody could call.
+func checkAdvertise(bad func(string, ...any), addr string) {
+	host, port := checkAddr(bad, "controller-advertise", addr)
+	if port == "" {
+		return
+	}
+	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
+		bad("controller-advertise: %q names no host that others could call; give an address or a name of this one", addr)
+	}
+	if port == "0" {
+		bad("controller-advertise: others cannot call port 0; give the port of controller-addr, or the one that leads to it")
 	}
 }
 

@@ -65,6 +65,7 @@ type Controller struct {
 	gate   *stability               // set by join
 	leaves chan struct{}            // closed when the stop begins
 	agents chan struct{}            // capacity 1: an agent has changed
+	wakes  map[string]chan struct{} // to other controllers, by what they are about
 	notes  atomic.Pointer[[]string] // about the database, for operators
 	joined chan struct{}
 	opened chan struct{}
@@ -89,6 +90,7 @@ func New(cfg Config, opts Options) (*Controller, error) {
 		cfg: cfg, loaded: cfg, opts: opts, log: opts.Logger.With("component", "controller"),
 		began: time.Now(), registry: newRegistry(),
 		farewell: handlers.NewFarewell(), joined: make(chan struct{}), leaves: make(chan struct{}), agents: make(chan struct{}, 1), opened: make(chan struct{}),
+		wakes: newWakes(),
 	}
 	c.ready = newReadiness(c.began)
 	c.herald = newHerald(opts.ServiceManager, c.log)

@@ -21,6 +21,9 @@ func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
 	c.ready.explain("draining", "the controller is stopping")
 	c.ready.enter(phaseDrain)
 	close(c.leaves)
+	if c.hasJoined() {
+		c.parts.manager.HandOver()
+	}
 	d.done("readyz")
 	c.drainLead()
 	d.done("lead", "lead", c.cfg.DrainLead)

@@ -33,6 +33,7 @@ type parts struct {
 	authority *pki.Authority
 	manager   *tasks.Manager
 	service   *tasks.Service
+	peers     *peerClient // other controllers; nil without a controller port
 	auth      *auth.Service
 }
 
@@ -124,7 +125,7 @@ func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
 		Store: c.parts.db, Dir: c.state.dir, ControllerID: c.state.id, FleetName: c.cfg.Fleet, Version: c.opts.Version,
 		AllowLoopback: c.cfg.AllowLoopbackAgents, Deny: c.isOurs,
 		Logger: c.opts.Logger, Registerer: c.registry,
-		Publish: c.publishAgent, ProbeLag: c.probeLag,
+		Publish: c.publishAgent, ProbeLag: c.probeLag, PingElsewhere: c.pingElsewhere,
 	})
 	if err != nil {
 		return err
@@ -156,6 +157,9 @@ func (c *Controller) publishAgent(e fleet.Event) {
 	case c.agents <- struct{}{}:
 	default: // it is known already that something changed
 	}
+	if e.What != fleet.EventHealth {
+		c.wakeOthers(wakeAgents)()
+	}
 	if m := c.parts.manager; m != nil {
 		m.Hub().Publish(tasks.Event{Type: tasks.EventAgent, Agent: e.View.ID, State: tasks.State(e.View.Live.Health)})
 	}
@@ -164,19 +168,28 @@ func (c *Controller) publishAgent(e fleet.Event) {
 func (c *Controller) makeQueue(ctx context.Context, _ *supervisor) error {
 	p := &c.parts
 	owner := tasks.Owner{ID: c.state.owner, Addr: c.advertised(), Name: c.name()}
-	p.manager = tasks.NewManager(tasks.Config{
-		Store: p.db, Runner: p.fleet, Owner: owner, Former: c.state.former,
+	cfg := tasks.Config{
+		Store: p.db, Runner: p.fleet, Owner: owner, Former: c.state.former, Released: c.wakeOthers(wakeShards),
 		Loops: c.cfg.Queueing.loops(), Limits: c.cfg.Queueing.Limits,
 		Logger: c.opts.Logger, Registerer: c.registry,
-	})
+	}
+	if c.cfg.TwoPhase {
+		p.peers = newPeers(p.fleet.Identity(), p.fleet.Roots(), c.log)
+		cfg.Peers = p.peers
+	}
+	p.manager = tasks.NewManager(cfg)
 	p.service = tasks.NewService(tasks.ServiceConfig{Manager: p.manager, Kinds: kinds.Default()})
 	p.manager.OnCompleted(kinds.Inventory, c.keepFacts)
 	p.fleet.Attach(p.manager)
 	if err := p.fleet.Load(ctx); err != nil {
 		return err
 	}
+	if err := c.checkAdvertised(ctx); err != nil {
+		return err
+	}
 	return p.db.RegisterController(ctx, store.Controller{
 		ID: c.state.owner, Name: c.name(), Addr: c.advertised(), Version: c.opts.Version, StartedAt: c.began,
+		Identity: c.state.id, Host: hostIdentity(),
 	}, c.state.former)
 }
 
@@ -214,7 +227,9 @@ func (c *Controller) advertised() string {
 }
 
 // name is for people: the host's name.
-func (c *Controller) name() string {
+func (c *Controller) name() string { return hostname() }
+
+func hostname() string {
 	host, err := os.Hostname()
 	if err != nil {
 		return "controller"
@@ -268,6 +283,10 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("database watch", c.watchDatabase)
 	sup.run("certificate", c.renewPort)
 	sup.run("wake-ups", c.listen)
+	sup.run("wake others", c.wake)
+	if p.peers != nil {
+		sup.run("peers", c.followPeers)
+	}
 	sup.run("known sources", c.keepKnown)
 	sup.run("fleet", p.fleet.Run)
 	sup.run("manager", p.manager.Run)
@@ -321,11 +340,21 @@ func (c *Controller) renewPort(ctx context.Context) error {
 	}
 }
 
-// listen takes wake-ups from other controllers: somebody changed the agents.
+// listen takes wake-ups from other controllers: somebody changed the agents, or
+// gave shards back. Whatever was sent while nobody listened is made good by
+// looking at both.
 func (c *Controller) listen(ctx context.Context) error {
 	n := c.parts.db.NewNotifier(wakeTopic)
+	hear := func(what string) {
+		if what != wakeAgents {
+			c.parts.manager.LookAtShards()
+		}
+		if what != wakeShards {
+			c.parts.fleet.Reload()
+		}
+	}
 	for ctx.Err() == nil {
-		err := n.Run(ctx, func(string) { c.parts.fleet.Reload() }, c.parts.fleet.Reload)
+		err := n.Run(ctx, hear, func() { hear("") })
 		if ctx.Err() != nil {
 			return nil
 		}

@@ -71,6 +71,10 @@ type Config struct {
 	// halves. It must not block; nil = no brake.
 	ProbeLag func() time.Duration
 
+	// PingElsewhere pings an agent through the controller that is connected to
+	// it; nil = nobody can.
+	PingElsewhere func(ctx context.Context, agent tasks.Agent) (Pong, error)
+
 	Logger     *slog.Logger          // nil = discard
 	Registerer prometheus.Registerer // nil = not exported
 	// Publish is told of changes; it must not block. nil = nobody listens.

@@ -227,14 +227,28 @@ func (f *Fleet) SetFacts(ctx context.Context, num tasks.AgentNum, facts json.Raw
 
 // Pong is an agent's answer to a ping.
 type Pong struct {
-	RTT     time.Duration
-	Version string
-	Clock   time.Time  // the agent's
-	Running *tasks.Ref // nil = its slot is free
+	RTT     time.Duration `json:"rtt_ns"`
+	Version string        `json:"version"`
+	Clock   time.Time     `json:"clock"`             // the agent's
+	Running *tasks.Ref    `json:"running,omitempty"` // nil = its slot is free
 }
 
-// Ping makes a round trip to the agent outside its slot.
+// Ping makes a round trip to the agent outside its slot, through the controller
+// that is connected to it.
 func (f *Fleet) Ping(ctx context.Context, id uuid.UUID) (Pong, error) {
+	p, err := f.PingHere(ctx, id)
+	if fault.CodeOf(err) != CodeAgentElsewhere || f.cfg.PingElsewhere == nil {
+		return p, err
+	}
+	m, err := f.find(id)
+	if err != nil {
+		return Pong{}, err
+	}
+	return f.cfg.PingElsewhere(ctx, m.agent())
+}
+
+// PingHere is Ping for agents that this controller is connected to.
+func (f *Fleet) PingHere(ctx context.Context, id uuid.UUID) (Pong, error) {
 	m, err := f.find(id)
 	if err != nil {
 		return Pong{}, err

@@ -10,7 +10,9 @@ import (
 type Controller struct {
 	ID        uuid.UUID // random, new at each start; the owner in leases
 	Name      string
-	Addr      string // of its controller port
+	Addr      string    // of its controller port; "" = it has none
+	Identity  uuid.UUID // the id in its certificates, kept over starts
+	Host      string    // which machine it runs on: equal on one, different on two
 	Version   string
 	StartedAt time.Time
 	SeenAt    time.Time // by the database's clock
@@ -24,7 +26,7 @@ const ControllerSilence = 20 * time.Second
 const controllersKept = 7 * 24 * time.Hour
 
 const sqlControllerRegister = `
-INSERT INTO controller (id, name, addr, version) VALUES ($1::uuid, $2, $3, $4)
+INSERT INTO controller (id, name, addr, version, identity, host) VALUES ($1::uuid, $2, $3, $4, $5::uuid, $6)
 ON CONFLICT (id) DO UPDATE SET name = EXCLUDED.name, addr = EXCLUDED.addr, version = EXCLUDED.version, seen_at = now()`
 
 const sqlControllerForget = `
@@ -39,7 +41,7 @@ func (d *DB) RegisterController(ctx context.Context, c Controller, former []uuid
 		if _, err := tx.exec(sqlControllerForget, controllersKept.Milliseconds(), old); err != nil {
 			return err
 		}
-		_, err := tx.exec(sqlControllerRegister, c.ID.String(), plain(c.Name), c.Addr, c.Version)
+		_, err := tx.exec(sqlControllerRegister, c.ID.String(), plain(c.Name), c.Addr, c.Version, uuidOrNull(c.Identity), plain(c.Host))
 		return err
 	})
 }
@@ -91,7 +93,7 @@ func (d *DB) Unregister(ctx context.Context, id uuid.UUID) error {
 }
 
 const sqlControllers = `
-SELECT id, name, addr, version, started_at, seen_at FROM controller
+SELECT id, name, addr, version, started_at, seen_at, identity, host FROM controller
 WHERE seen_at > now() - $1 * interval '1 millisecond'
 ORDER BY started_at, id`
 
@@ -104,6 +106,8 @@ func (d *DB) Controllers(ctx context.Context) ([]Controller, error) {
 		Version   string    `db:"version"`
 		StartedAt time.Time `db:"started_at"`
 		SeenAt    time.Time `db:"seen_at"`
+		Identity  uid       `db:"identity"`
+		Host      string    `db:"host"`
 	}
 	if err := d.general.SelectContext(ctx, &rows, sqlControllers, ControllerSilence.Milliseconds()); err != nil {
 		return nil, asFault(ctx, err, "list the controllers")
@@ -112,7 +116,7 @@ func (d *DB) Controllers(ctx context.Context) ([]Controller, error) {
 	for _, r := range rows {
 		out = append(out, Controller{
 			ID: uuid.UUID(r.ID), Name: r.Name, Addr: r.Addr, Version: r.Version,
-			StartedAt: r.StartedAt.UTC(), SeenAt: r.SeenAt.UTC(),
+			StartedAt: r.StartedAt.UTC(), SeenAt: r.SeenAt.UTC(), Identity: uuid.UUID(r.Identity), Host: r.Host,
 		})
 	}
 	return out, nil

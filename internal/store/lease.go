@@ -15,6 +15,9 @@ type leaseRow struct {
 	Owner uid       `db:"owner"`
 	Addr  string    `db:"addr"`
 	Until time.Time `db:"expires_at"`
+	Left  float64   `db:"left_s"`
+	Name  string    `db:"name"`
+	Peer  uid       `db:"identity"`
 }
 
 func leases(rows []leaseRow) []tasks.Lease {
@@ -23,6 +26,7 @@ func leases(rows []leaseRow) []tasks.Lease {
 		out = append(out, tasks.Lease{
 			Shard: tasks.Shard(r.Shard), Epoch: r.Epoch,
 			Owner: uuid.UUID(r.Owner), Addr: r.Addr, Until: r.Until.UTC(),
+			Left: time.Duration(r.Left * float64(time.Second)), Name: r.Name, Peer: uuid.UUID(r.Peer),
 		})
 	}
 	return out
@@ -57,9 +61,13 @@ FROM unnest($1::smallint[], $2::bigint[]) v (shard, epoch)
 WHERE l.shard = v.shard AND l.epoch = v.epoch AND l.owner = $3::uuid`
 
 const sqlLeaseOwners = `
-SELECT shard, epoch, owner, addr, expires_at FROM shard_lease
-WHERE owner IS NOT NULL AND expires_at > clock_timestamp()
-ORDER BY shard`
+SELECT l.shard, l.epoch, l.owner, l.addr, l.expires_at, coalesce(c.name, '') AS name, c.identity,
+       extract(epoch FROM l.expires_at - clock_timestamp())::float8 AS left_s
+FROM shard_lease l LEFT JOIN controller c ON c.id = l.owner
+WHERE l.owner IS NOT NULL
+ORDER BY l.shard`
+
+const sqlControllersAlive = `SELECT count(*) FROM controller WHERE seen_at > now() - $1 * interval '1 millisecond'`
 
 // Acquire implements tasks.Leases. It waits, within the lock timeout, for the
 // turns that run under the leases it takes.
@@ -110,12 +118,17 @@ func (d *DB) Release(ctx context.Context, me tasks.Owner, held []tasks.Lease) er
 }
 
 // Owners implements tasks.Leases.
-func (d *DB) Owners(ctx context.Context) ([]tasks.Lease, error) {
+func (d *DB) Owners(ctx context.Context) (tasks.Owners, error) {
 	var rows []leaseRow
-	if err := d.general.SelectContext(ctx, &rows, sqlLeaseOwners); err != nil {
-		return nil, asFault(ctx, err, "read who owns the shards")
+	var alive int
+	err := d.general.SelectContext(ctx, &rows, sqlLeaseOwners)
+	if err == nil {
+		err = d.general.GetContext(ctx, &alive, sqlControllersAlive, ControllerSilence.Milliseconds())
 	}
-	return leases(rows), nil
+	if err != nil {
+		return tasks.Owners{}, asFault(ctx, err, "read who owns the shards")
+	}
+	return tasks.Owners{Leases: leases(rows), Alive: alive}, nil
 }
 
 func leaseArrays(held []tasks.Lease) (shards, epochs any) {

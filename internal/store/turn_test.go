@@ -250,7 +250,7 @@ func TestOldOwnerWritesNothing(t *testing.T) {
 		t.Error(err)
 	}
 	owners, err := r.Owners(t.Context())
-	if err != nil || len(owners) != tasks.NumShards || owners[3].Owner != successor.ID || owners[3].Addr != successor.Addr {
+	if held := owners.Leases; err != nil || len(held) != tasks.NumShards || held[3].Owner != successor.ID || held[3].Addr != successor.Addr {
 		t.Errorf("owners: %v, %v", owners, err)
 	}
 }

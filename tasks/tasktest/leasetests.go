@@ -46,7 +46,8 @@ func testLeases(b *bench) {
 		b.Errorf("renewed %d leases, %v", len(still), err)
 	}
 	owners, err := b.e.Owners(b.ctx)
-	if err != nil || len(owners) != tasks.NumShards || owners[0].Owner != b.me.ID || owners[0].Addr != b.me.Addr {
+	if held := owners.Leases; err != nil || len(held) != tasks.NumShards || held[0].Owner != b.me.ID || held[0].Addr != b.me.Addr ||
+		held[0].Left <= 0 || held[0].Left > tasks.LeaseTerm {
 		b.Errorf("owners: %+v, %v", owners, err)
 	}
 	b.fenced(b.me, b.leases)
@@ -77,7 +78,7 @@ func testExpiry(b *bench) {
 	}
 	b.e.ExpireLeases()
 	b.fenced(b.me, b.leases)
-	if owners, err := b.e.Owners(b.ctx); err != nil || len(owners) != 0 {
+	if owners, err := b.e.Owners(b.ctx); err != nil || len(owners.Leases) != tasks.NumShards || owners.Leases[0].Left > 0 {
 		b.Errorf("owners of expired shards: %v, %v", owners, err)
 	}
 	two := tasks.Owner{ID: uuid.NewV4(), Addr: "127.0.0.1:2", Name: "two"}

@@ -292,20 +292,31 @@ func (s *Store) Release(ctx context.Context, me tasks.Owner, held []tasks.Lease)
 }
 
 // Owners implements tasks.Leases.
-func (s *Store) Owners(ctx context.Context) ([]tasks.Lease, error) {
+func (s *Store) Owners(ctx context.Context) (tasks.Owners, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return tasks.Owners{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	var all []tasks.Lease
+	o := tasks.Owners{Alive: len(s.alive)}
 	for sh := range s.leases {
-		if s.leases[sh].until.After(now) {
-			all = append(all, s.lease(tasks.Shard(sh)))
+		if s.leases[sh].owner == uuid.Nil() {
+			continue
 		}
+		l := s.lease(tasks.Shard(sh))
+		l.Left = l.Until.Sub(now)
+		o.Leases = append(o.Leases, l)
 	}
-	return all, nil
+	return o, nil
+}
+
+// SetAlive says how many controllers are registered, as those around the
+// managers under test would have done.
+func (s *Store) SetAlive(ids ...uuid.UUID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alive = ids
 }
 
 func (s *Store) task(r *row) tasks.Task {

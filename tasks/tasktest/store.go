@@ -88,6 +88,7 @@ type Store struct {
 	nextID tasks.ID
 	agents map[tasks.AgentNum]*agentRow
 	leases [tasks.NumShards]leaseRow
+	alive  []uuid.UUID // registered controllers
 	rows   map[tasks.ID]*row
 	order  []tasks.ID // ascending
 	later  map[tasks.ID]*row
