@@ -151,7 +151,31 @@ func appendExit(b []byte, e *tasks.Exit) []byte {
 	b = strconv.AppendInt(append(b, `,"user_ms":`...), e.UserMS, 10)
 	b = strconv.AppendInt(append(b, `,"system_ms":`...), e.SystemMS, 10)
 	b = strconv.AppendInt(append(b, `,"max_rss_bytes":`...), e.MaxRSSBytes, 10)
+	if e.KilledBy != "" {
+		b = appendString(append(b, `,"killed_by":`...), e.KilledBy)
+	}
+	if e.GraceMS != 0 {
+		b = strconv.AppendInt(append(b, `,"grace_ms":`...), e.GraceMS, 10)
+	}
+	if len(e.LeftBehind) > 0 {
+		b = appendProcesses(append(b, `,"left_behind":`...), e.LeftBehind)
+	}
+	if e.Released {
+		b = append(b, `,"released":true`...)
+	}
+	if len(e.Survivors) > 0 {
+		b = appendProcesses(append(b, `,"survivors":`...), e.Survivors)
+	}
 	return append(b, '}')
+}
+
+func appendProcesses(b []byte, list []tasks.Process) []byte {
+	for i := range list {
+		b = append(b, "[,"[min(i, 1)])
+		b = strconv.AppendInt(append(b, `{"pid":`...), int64(list[i].PID), 10)
+		b = append(appendString(append(b, `,"name":`...), list[i].Name), '}')
+	}
+	return append(b, ']')
 }
 
 func appendTimes(b []byte, t *tasks.Task) []byte {

@@ -214,6 +214,14 @@ func (l *loop) cure(o *op, err error) bool {
 	return false
 }
 
+func checkedProcesses(list []Process) []Process {
+	list = slices.Clone(list[:min(len(list), MaxProcesses)])
+	for i := range list {
+		list[i].Name = safeText(list[i].Name, maxReason)
+	}
+	return list
+}
+
 // checked makes an agent's ending into one that can be stored and trusted.
 func checked(e Ending) Ending {
 	switch e.Outcome {
@@ -225,7 +233,8 @@ func checked(e Ending) Ending {
 	e.Reason, e.Detail = safeText(e.Reason, maxReason), safeText(e.Detail, maxDetail)
 	if x := e.Exit; x != nil {
 		c := *x
-		c.Signal, c.SpawnError = safeText(c.Signal, maxReason), safeText(c.SpawnError, maxDetail)
+		c.Signal, c.SpawnError, c.KilledBy = safeText(c.Signal, maxReason), safeText(c.SpawnError, maxDetail), safeText(c.KilledBy, maxReason)
+		c.LeftBehind, c.Survivors = checkedProcesses(c.LeftBehind), checkedProcesses(c.Survivors)
 		e.Exit = &c
 	}
 	e.OutputBytes = max(0, e.OutputBytes)

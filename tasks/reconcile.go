@@ -74,7 +74,7 @@ func (l *loop) approve(a *agent) {
 func (l *loop) interruptAll(a *agent) {
 	for _, f := range slices.Clone(a.flights) {
 		if !f.ghost && !f.finishing {
-			l.interrupted(a, f, ReasonLedgerChanged)
+			l.interrupted(a, f, ReasonLedgerChanged, "")
 		}
 	}
 }
@@ -101,7 +101,7 @@ func (l *loop) reconcile(a *agent, s *Session) {
 			a.forget = append(a.forget, ref.ID) // it is completed here, or runs again under a new attempt
 			l.out.forgets = append(l.out.forgets, a)
 		} else if !f.finishing {
-			l.interrupted(a, f, ReasonAgentRestart)
+			l.interrupted(a, f, ReasonAgentRestart, s.Found[ref])
 		}
 	}
 	if s.Running != nil {
@@ -151,9 +151,13 @@ func (l *loop) neverRan(a *agent, f *flight) {
 	l.giveBack(a, f, time.Time{})
 }
 
-// interrupted settles a task that was begun and whose end nobody knows.
-func (l *loop) interrupted(a *agent, f *flight, reason string) {
+// interrupted settles a task that was begun and whose end nobody knows. found
+// is what the agent says of what it found of it, a sentence or nothing.
+func (l *loop) interrupted(a *agent, f *flight, reason, found string) {
 	what := "The agent restarted while it ran"
+	if found != "" {
+		found = " " + safeText(found, maxDetail/2)
+	}
 	if reason == ReasonLedgerChanged {
 		what = "The agent's ledger was replaced while it was under way"
 	}
@@ -161,16 +165,16 @@ func (l *loop) interrupted(a *agent, f *flight, reason string) {
 	case f.q.Delivery != kinds.DeliveryRepeatable:
 		l.endStarted(a, f, time.Time{}, Ending{
 			Outcome: Unknown, Reason: reason,
-			Detail: what + ", so that nobody can tell whether it took effect. It is not run again by itself.",
+			Detail: what + ", so that nobody can tell whether it took effect. It is not run again by itself." + found,
 		})
 	case !f.cancelAsked.IsZero():
 		l.endStarted(a, f, time.Time{}, Ending{
-			Outcome: Cancelled, Reason: ReasonCancelled, Detail: what + "; it was to be cancelled and is not run again.",
+			Outcome: Cancelled, Reason: ReasonCancelled, Detail: what + "; it was to be cancelled and is not run again." + found,
 		})
 	case f.q.Attempt >= MaxAttempts:
 		l.endStarted(a, f, time.Time{}, Ending{
 			Outcome: Failed, Reason: ReasonAttempts,
-			Detail: fmt.Sprintf("%s, for the last of %d attempts.", what, MaxAttempts),
+			Detail: fmt.Sprintf("%s, for the last of %d attempts.", what, MaxAttempts) + found,
 		})
 	default:
 		l.giveBack(a, f, l.now.Add(backoff(f.q.Attempt)))

@@ -106,6 +106,8 @@ type Session struct {
 	Running        *Ref
 	Finished       []Final
 	Interrupted    []Ref
+	// Found says what the agent found of interrupted tasks, as a sentence.
+	Found map[Ref]string
 }
 
 // Final is the agent's last word about a task.

@@ -137,7 +137,31 @@ type Exit struct {
 	SpawnError  string `json:"spawn_error,omitempty"`
 	UserMS      int64  `json:"user_ms"`
 	SystemMS    int64  `json:"system_ms"`
-	MaxRSSBytes int64  `json:"max_rss_bytes"`
+	MaxRSSBytes int64  `json:"max_rss_bytes"` // 0 when it was less than the agent itself has had
+
+	// KilledBy is what it took the agent to end the program and all that it had
+	// started: KilledByTerm, KilledByKill, or "" when it did not end it: a signal
+	// then came from somebody else.
+	KilledBy   string    `json:"killed_by,omitempty"`
+	GraceMS    int64     `json:"grace_ms,omitempty"`    // between the two
+	LeftBehind []Process `json:"left_behind,omitempty"` // alive after the program had ended by itself
+	Released   bool      `json:"released,omitempty"`    // they were let go on, as the policy allows; otherwise they were ended
+	Survivors  []Process `json:"survivors,omitempty"`   // could not be ended
+}
+
+// The values of Exit.KilledBy.
+const (
+	KilledByTerm = "term" // SIGTERM was enough
+	KilledByKill = "kill" // SIGKILL was needed after the grace
+)
+
+// MaxProcesses is how many processes an Exit names in a list at most.
+const MaxProcesses = 20
+
+// Process is a process of an agent's machine.
+type Process struct {
+	PID  int    `json:"pid"`
+	Name string `json:"name"` // as the kernel has it, at most 15 bytes
 }
 
 // Waiting explains why a task is not completed.

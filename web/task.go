@@ -2,9 +2,11 @@ package web
 
 import (
 	"encoding/base64"
+	"fmt"
 	"html/template"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -252,6 +254,15 @@ func parts(t *tasks.Task, now time.Time) []part {
 	}
 }
 
+// processNames names processes with their numbers.
+func processNames(list []tasks.Process) string {
+	var names []string
+	for _, p := range list {
+		names = append(names, fmt.Sprintf("%s (%d)", clip(p.Name, 40), p.PID))
+	}
+	return strings.Join(names, ", ")
+}
+
 // exitFacts puts the end of a program into words.
 func exitFacts(e *tasks.Exit) (list []fact, text string) {
 	if e == nil {
@@ -262,11 +273,31 @@ func exitFacts(e *tasks.Exit) (list []fact, text string) {
 		text = "not started"
 		list = append(list, fact{"Not started", clip(e.SpawnError, 300)})
 	case e.Signal != "":
-		text = "ended by " + clip(e.Signal, 40)
-		list = append(list, fact{"Signal", clip(e.Signal, 40)})
+		signal := clip(e.Signal, 40)
+		text = "ended by " + signal
+		if e.KilledBy == "" {
+			signal += ", not requested here"
+		}
+		list = append(list, fact{"Signal", signal})
 	case e.Code != nil:
 		text = "exit code " + strconv.Itoa(*e.Code)
 		list = append(list, fact{"Exit code", strconv.Itoa(*e.Code)})
+	}
+	switch e.KilledBy {
+	case tasks.KilledByTerm:
+		list = append(list, fact{"Ended by the agent", "SIGTERM was enough"})
+	case tasks.KilledByKill:
+		list = append(list, fact{"Ended by the agent", "SIGKILL was needed, " + took(time.Duration(e.GraceMS)*time.Millisecond) + " after SIGTERM"})
+	}
+	if len(e.LeftBehind) > 0 {
+		name := "Left behind, and ended"
+		if e.Released {
+			name = "Left behind, and let go on"
+		}
+		list = append(list, fact{name, processNames(e.LeftBehind)})
+	}
+	if len(e.Survivors) > 0 {
+		list = append(list, fact{"Could not be ended", processNames(e.Survivors)})
 	}
 	cpu := time.Duration(e.UserMS+e.SystemMS) * time.Millisecond
 	list = append(list, fact{"Processor time", took(cpu)})

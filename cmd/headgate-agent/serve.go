@@ -17,7 +17,7 @@ import (
 const envPrefix = "HEADGATE_AGENT_"
 
 func newRoot() *cobra.Command {
-	var c agent.Config
+	c := agent.Config{OwnProcess: true}
 	root := &cobra.Command{
 		Use:   "headgate-agent",
 		Short: "Execute tasks for the controllers of a Headgate fleet",

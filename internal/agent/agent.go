@@ -45,9 +45,14 @@ func Run(ctx context.Context, c Config) (err error) {
 	if n := book.CutBytes(); n > 0 {
 		c.Logger.Warn("cut a torn record off the end of the ledger; the last stop was a crash", "bytes", n)
 	}
+	keeper := newKeeper(c, state)
+	left, err := recoverLeftovers(keeper, c.Logger)
+	if err != nil {
+		return errors.Join(fault.Wrap(err, fault.Internal, "leftovers_unknown", "What an earlier start of this agent has left running cannot be looked for."), book.Close())
+	}
 	a := &runner{config: c, state: state, epochs: epochs, instance: uuid.NewV4()}
-	executors := newExecutors(c, allowed)
-	a.slot = newSlot(c, book, epochs, executors)
+	executors := newExecutors(c, allowed, keeper)
+	a.slot = newSlot(c, book, epochs, executors, left)
 	a.offers = executors.offers()
 	defer func() { err = errors.Join(err, a.slot.close()) }()
 	return a.listen(ctx)

@@ -30,6 +30,11 @@ type Config struct {
 	// happens within the slot, after the ledger has the start and before it has
 	// the end. Fault campaigns keep their own record of what has run this way.
 	Around func(Executor) Executor
+	// OwnProcess says that this process is the agent and nothing else: it may
+	// then become the parent of processes that have lost theirs.
+	OwnProcess bool
+	// NoCgroup leaves cgroups alone, as on machines that have none.
+	NoCgroup bool
 
 	Demo   Demo
 	Limits Limits

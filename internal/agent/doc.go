@@ -11,6 +11,7 @@
 //	pairing.json  failed tries of the enrolment token
 //	epochs.json   highest epoch seen of the shard
 //	ledger        see internal/agent/ledger
+//	program.json  the program that runs, so that the next start finds what is left of it
 //	agent.json    id, address, pid of the running agent; gone after a clean end
 //
 // # The slot

@@ -108,13 +108,13 @@ type executors struct {
 	byKind   map[string]Executor
 }
 
-func newExecutors(c Config, p *policy.Policy) *executors {
+func newExecutors(c Config, p *policy.Policy, k *program.Keeper) *executors {
 	x := &executors{registry: kinds.Default(), policy: p, byKind: map[string]Executor{
 		kinds.Ping:      ping{version: c.Version},
 		kinds.Echo:      echo{},
 		kinds.Sleep:     sleep{},
-		kinds.Inventory: &inventory{},
-		kinds.Run:       &runProgram{policy: p, termGrace: c.Limits.TermGrace, stopGrace: c.Limits.StopGrace},
+		kinds.Inventory: &inventory{keeper: k},
+		kinds.Run:       &runProgram{policy: p, keeper: k, termGrace: c.Limits.TermGrace, stopGrace: c.Limits.StopGrace},
 	}}
 	if c.Around != nil {
 		for name, e := range x.byKind {

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"headgate/internal/agent"
+	"headgate/internal/agent/program"
 	"headgate/internal/agentpb"
 	"headgate/internal/pki"
 )
@@ -433,6 +434,9 @@ func (a *running) startChild(t testing.TB) *child {
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
+		// No later start may come that takes away what it has left.
+		_, err := program.NewKeeper(program.Options{Name: a.id.String()}).Recover()
+		check(t, err)
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	check(t, err)

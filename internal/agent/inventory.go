@@ -13,6 +13,8 @@ import (
 	"github.com/shirou/gopsutil/v4/host"
 	"github.com/shirou/gopsutil/v4/load"
 	"github.com/shirou/gopsutil/v4/mem"
+
+	"headgate/internal/agent/program"
 )
 
 const (
@@ -27,6 +29,7 @@ const (
 // inventory collects facts about the machine. It reads no environment and no
 // command lines, where secrets lie.
 type inventory struct {
+	keeper *program.Keeper
 	// hanging is set while a collection goes on that nobody waits for any
 	// more: a dead network file system can hold one for ever, and a second
 	// would hang beside it.
@@ -47,7 +50,14 @@ type facts struct {
 	Disks     []diskFacts `json:"disks"`
 	Addresses []string    `json:"addresses"`
 	Load      []float64   `json:"load"` // over 1, 5 and 15 minutes
-	Problems  []string    `json:"problems,omitempty"`
+	// Confinement says how the processes of a program are held together.
+	Confinement confinementFacts `json:"confinement"`
+	Problems    []string         `json:"problems,omitempty"`
+}
+
+type confinementFacts struct {
+	Method string `json:"method"`           // cgroup or process_group
+	Detail string `json:"detail,omitempty"` // why it is not a cgroup
 }
 
 type cpuFacts struct {
@@ -83,6 +93,7 @@ func (i *inventory) Execute(ctx context.Context, _ Task) Ending {
 	}()
 	select {
 	case f := <-result:
+		f.Confinement.Method, f.Confinement.Detail = i.keeper.Confinement()
 		return succeed(f)
 	case <-limited.Done():
 	}

@@ -6,15 +6,21 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
+
+	"headgate/internal/agent/program"
 )
 
 // play is what the test binary does as a program that an agent runs.
 func play(role string) {
 	switch role {
 	case "show":
-		fmt.Printf("%q %q\n", os.Args[1:], os.Environ())
+		// The mark of the run is new each time.
+		env := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, program.MarkName+"=") })
+		fmt.Printf("%q %q\n", os.Args[1:], env)
 		fmt.Fprintln(os.Stderr, "on stderr")
 	case "exit7":
 		os.Exit(7)

@@ -18,6 +18,7 @@ import (
 
 	"headgate/internal/agent"
 	"headgate/internal/agent/ledger"
+	"headgate/internal/agent/program"
 	"headgate/internal/agentpb"
 )
 
@@ -39,8 +40,11 @@ func flipByte(t testing.TB, path string, at int64) {
 	check(t, os.WriteFile(path, data, 0o600))
 }
 
-func program(name string) string { return fmt.Sprintf(`{"program":%q}`, name) }
+func programArgs(name string) string { return fmt.Sprintf(`{"program":%q}`, name) }
 
+// TestProgramsEndAsTheyEnd tells each end apart, also that by a signal which
+// nobody asked for here.
+// Case P40.
 func TestProgramsEndAsTheyEnd(t *testing.T) {
 	t.Parallel()
 	limits := quick()
@@ -48,7 +52,7 @@ func TestProgramsEndAsTheyEnd(t *testing.T) {
 	a := newFleet(t).paired(t, agent.Config{Limits: limits, PolicyFile: policyWith(t, "show", "exit7", "kill9", "limited", "short", "missing", "grandchild", "ignore_term")})
 	c := a.session(t, 1)
 	run := func(id int64, name string, timeout time.Duration) (string, string, *agentpb.Final) {
-		j := c.job(id, "cmd.run", program(name))
+		j := c.job(id, "cmd.run", programArgs(name))
 		if timeout > 0 {
 			j.TimeoutMs = timeout.Milliseconds()
 		}
@@ -57,7 +61,10 @@ func TestProgramsEndAsTheyEnd(t *testing.T) {
 		return string(stdout), string(stderr), f
 	}
 	stdout, stderr, f := run(1, "show", 0)
-	want := `[] ["AGENT_TEST_ROLE=show" "HEADGATE_ATTEMPT=1" "HEADGATE_TASK_ID=1" "LANG=C.UTF-8" "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]` + "\n"
+	me, err := program.Lookup("", "", nil)
+	check(t, err)
+	want := fmt.Sprintf(`[] ["AGENT_TEST_ROLE=show" "HEADGATE_ATTEMPT=1" "HEADGATE_TASK_ID=1" "HOME=%s" "LANG=C.UTF-8" "LOGNAME=%s" `+
+		`"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "TZ=:/etc/localtime" "USER=%[2]s"]`+"\n", me.Home, me.Name)
 	if stdout != want || stderr != "on stderr\n" || f.GetOutcome() != "succeeded" || f.GetExit().GetCode() != 0 || f.GetExit().Code == nil || f.GetOutputBytes() != int64(len(want)+10) {
 		t.Errorf("show: %q, %q, %v", stdout, stderr, f)
 	}
@@ -65,6 +72,8 @@ func TestProgramsEndAsTheyEnd(t *testing.T) {
 		t.Errorf("exit7: %v", f)
 	}
 	if _, _, f := run(3, "kill9", 0); f.GetOutcome() != "failed" || f.GetReason() != "killed_by_signal" || f.GetExit().GetSignal() != "SIGKILL" || f.GetExit().Code != nil {
+		t.Errorf("kill9: %v", f)
+	} else if f.GetExit().GetKilledBy() != "" || f.GetDetail() != "The program was killed by SIGKILL, which was not requested here." {
 		t.Errorf("kill9: %v", f)
 	}
 	if _, _, f := run(4, "missing", 0); f.GetOutcome() != "failed" || f.GetReason() != "spawn_failed" || f.GetExit().GetSpawnError() == "" {
@@ -74,17 +83,17 @@ func TestProgramsEndAsTheyEnd(t *testing.T) {
 	if len(stdout) != 1000 || f.GetOutcome() != "succeeded" || !strings.Contains(f.GetDetail(), "49999000 bytes were dropped") {
 		t.Errorf("limited: %d bytes, %v", len(stdout), f)
 	}
-	if _, _, f := run(6, "short", 0); f.GetOutcome() != "timed-out" || f.GetReason() != "deadline_exceeded" || f.GetExit().GetSignal() != "SIGTERM" {
+	if _, _, f := run(6, "short", 0); f.GetOutcome() != "timed-out" || f.GetReason() != "deadline_exceeded" || f.GetExit().GetSignal() != "SIGTERM" || f.GetExit().GetKilledBy() != "term" {
 		t.Errorf("short: %v", f)
 	}
-	c.execute(c.job(7, "cmd.run", program("ignore_term")))
+	c.execute(c.job(7, "cmd.run", programArgs("ignore_term")))
 	for c.recv().GetOutput() == nil { // it ignores SIGTERM from here on
 	}
 	c.send(&agentpb.ControllerMessage{Msg: &agentpb.ControllerMessage_Cancel{Cancel: &agentpb.Cancel{TaskId: 7, Attempt: 1}}})
-	if _, _, f := c.finish(); f.GetOutcome() != "cancelled" || f.GetExit().GetSignal() != "SIGKILL" {
+	if _, _, f := c.finish(); f.GetOutcome() != "cancelled" || f.GetExit().GetSignal() != "SIGKILL" || f.GetExit().GetKilledBy() != "kill" || f.GetExit().GetGraceMs() != 100 {
 		t.Errorf("ignore_term: %v", f)
 	}
-	if _, _, f := run(8, "grandchild", 0); f.GetOutcome() != "succeeded" {
+	if _, _, f := run(8, "grandchild", 0); f.GetOutcome() != "succeeded" || len(f.GetExit().GetLeftBehind()) != 1 || f.GetExit().GetReleased() {
 		t.Errorf("grandchild: %v", f)
 	}
 }
@@ -93,7 +102,7 @@ func TestOutputArrivesByteForByteAcrossSessions(t *testing.T) {
 	t.Parallel()
 	a := newFleet(t).paired(t, agent.Config{PolicyFile: policyWith(t, "flood")})
 	c := a.session(t, 1)
-	j := c.job(1, "cmd.run", program("flood"))
+	j := c.job(1, "cmd.run", programArgs("flood"))
 	j.TimeoutMs = (10 * time.Minute).Milliseconds()
 	c.execute(j)
 	got := sha256.New()
@@ -135,7 +144,7 @@ func TestAtMostFourChunksAreUnacknowledged(t *testing.T) {
 	t.Parallel()
 	a := newFleet(t).paired(t, agent.Config{PolicyFile: policyWith(t, "small_flood")})
 	c := a.session(t, 1)
-	c.execute(c.job(1, "cmd.run", program("small_flood")))
+	c.execute(c.job(1, "cmd.run", programArgs("small_flood")))
 	var unacked []*agentpb.Output
 	size, most := 0, 0
 	for len(unacked) < 4 { // without any Ack four come, however slow the program is
@@ -179,7 +188,7 @@ func TestAFinishedTaskWithUnsentOutputStillCountsAsRunning(t *testing.T) {
 	t.Parallel()
 	a := newFleet(t).paired(t, agent.Config{PolicyFile: policyWith(t, "show", "small_flood")})
 	c := a.session(t, 1)
-	c.execute(c.job(1, "cmd.run", program("show")))
+	c.execute(c.job(1, "cmd.run", programArgs("show")))
 	for c.recv().GetFinal() == nil { // nothing is acknowledged
 	}
 	c = a.session(t, 1)
@@ -196,7 +205,7 @@ func TestAFinishedTaskWithUnsentOutputStillCountsAsRunning(t *testing.T) {
 		t.Errorf("Welcome %v", c.welcome)
 	}
 	// The same when the result is known to be stored.
-	c.execute(c.job(2, "cmd.run", program("show")))
+	c.execute(c.job(2, "cmd.run", programArgs("show")))
 	for c.recv().GetFinal() == nil {
 	}
 	c.forget(1, 2)
@@ -213,7 +222,7 @@ func TestAStoppedAgentEndsItsTask(t *testing.T) {
 	limits.StopGrace = 300 * time.Millisecond
 	a := newFleet(t).paired(t, agent.Config{Limits: limits, PolicyFile: policyWith(t, "ignore_term")})
 	c := a.session(t, 1)
-	c.execute(c.job(1, "cmd.run", program("ignore_term")))
+	c.execute(c.job(1, "cmd.run", programArgs("ignore_term")))
 	for c.recv().GetOutput() == nil {
 	}
 	start := time.Now()
@@ -255,7 +264,7 @@ func TestATaskOfDeliveryOnceThatWasInterruptedIsNotRunAgain(t *testing.T) {
 	check(t, a.end(t))
 	victim := a.startChild(t)
 	c := victim.session(t, 2)
-	c.execute(c.job(1, "cmd.run", program("wait")))
+	c.execute(c.job(1, "cmd.run", programArgs("wait")))
 	for c.recv().GetOutput() == nil {
 	}
 	victim.kill(t)
@@ -264,7 +273,7 @@ func TestATaskOfDeliveryOnceThatWasInterruptedIsNotRunAgain(t *testing.T) {
 	if w := c.welcome.GetInterrupted(); len(w) != 1 || w[0].GetTaskId() != 1 || w[0].GetAttempt() != 1 {
 		t.Fatalf("Welcome %v", c.welcome)
 	}
-	j := c.job(1, "cmd.run", program("wait"))
+	j := c.job(1, "cmd.run", programArgs("wait"))
 	j.Attempt = 2
 	c.execute(j)
 	if f := c.final(); f.GetOutcome() != "unknown" || f.GetReason() != "agent_restarted" || f.GetAttempt() != 2 {

@@ -225,6 +225,7 @@ func (a *service) welcome() *agentpb.Welcome {
 		switch {
 		case s.call != nil && s.call.entry == e:
 		case !e.Done:
+			ref.Note = s.left.note(e.TaskID, e.Attempt)
 			w.Interrupted = append(w.Interrupted, ref)
 		case len(e.Final()) <= room:
 			final := &agentpb.Final{}

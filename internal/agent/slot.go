@@ -25,6 +25,7 @@ type slot struct {
 	demo     Demo
 	log      *slog.Logger
 	executor *executors
+	left     leftovers
 
 	// base is the parent of all tasks' contexts. It is kept here because tasks
 	// outlive the sessions that bring them.
@@ -60,8 +61,8 @@ type call struct {
 	told                bool           // final was handed to the current session
 }
 
-func newSlot(c Config, l *ledger.Ledger, e *epochs, x *executors) *slot {
-	s := &slot{limits: c.Limits, demo: c.Demo, log: c.Logger, executor: x, ledger: l, epochs: e, idle: make(chan struct{})}
+func newSlot(c Config, l *ledger.Ledger, e *epochs, x *executors, left leftovers) *slot {
+	s := &slot{limits: c.Limits, demo: c.Demo, log: c.Logger, executor: x, left: left, ledger: l, epochs: e, idle: make(chan struct{})}
 	s.base, s.end = context.WithCancelCause(context.Background())
 	return s
 }
@@ -116,6 +117,10 @@ func (s *slot) start(ref *agentpb.TaskRef, m *agentpb.Execute, digest [8]byte) {
 		TaskID: ref.GetTaskId(), Attempt: ref.GetAttempt(), Epoch: m.GetEpoch(), Kind: m.GetKind(),
 		Once: s.executor.once(m), Digest: digest,
 	}
+	if s.left.alive(ref.GetTaskId(), ref.GetAttempt()) {
+		s.refuse(ref, agentpb.Refusal_REFUSAL_BUSY, "A process of an earlier attempt is alive and cannot be ended.")
+		return
+	}
 	if s.ledger.Full() {
 		s.forgetLocked(m.GetForget())
 		if s.ledger.Full() {
@@ -168,7 +173,9 @@ func (s *slot) run(ctx context.Context, c *call, m *agentpb.Execute) {
 
 // finish records the end of a call and has it told.
 func (s *slot) finish(ctx context.Context, c *call, end Ending) {
-	now := time.Now()
+	// By the monotonic clock, so that a clock that is set meanwhile does not
+	// make the task longer or end it before its start.
+	now := c.started.Add(time.Since(c.started))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.timer.Stop()
@@ -252,7 +259,7 @@ func (s *slot) answerKnown(e *ledger.Entry, m *agentpb.Execute, digest [8]byte) 
 		final.Detail = "The agent ran this task before and has handed over its result, which it no longer keeps."
 	default:
 		final.Outcome, final.Reason = unknown, reasonRestarted
-		final.Detail = "The agent was restarted while the task ran, and the task must not run twice."
+		final.Detail = sentence("The agent was restarted while the task ran, and the task must not run twice.", s.left.note(e.TaskID, e.Attempt))
 	}
 	return final
 }

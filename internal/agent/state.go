@@ -26,6 +26,7 @@ const (
 	epochsFile   = "epochs.json"
 	ledgerFile   = "ledger"
 	infoFile     = "agent.json"
+	programFile  = "program.json"
 )
 
 // state is what the data directory holds, the ledger apart.

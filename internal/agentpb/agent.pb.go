@@ -771,6 +771,7 @@ type TaskRef struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TaskId        int64                  `protobuf:"varint,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
 	Attempt       int32                  `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Note          string                 `protobuf:"bytes,3,opt,name=note,proto3" json:"note,omitempty"` // a sentence, of interrupted tasks only: what was found of it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -817,6 +818,13 @@ func (x *TaskRef) GetAttempt() int32 {
 		return x.Attempt
 	}
 	return 0
+}
+
+func (x *TaskRef) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
 }
 
 // Execute is sent only after the claim has been committed.
@@ -1467,7 +1475,12 @@ type Exit struct {
 	SpawnError    string                 `protobuf:"bytes,3,opt,name=spawn_error,json=spawnError,proto3" json:"spawn_error,omitempty"` // the program could not be started
 	UserMs        int64                  `protobuf:"varint,4,opt,name=user_ms,json=userMs,proto3" json:"user_ms,omitempty"`
 	SystemMs      int64                  `protobuf:"varint,5,opt,name=system_ms,json=systemMs,proto3" json:"system_ms,omitempty"`
-	MaxRssBytes   int64                  `protobuf:"varint,6,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"`
+	MaxRssBytes   int64                  `protobuf:"varint,6,opt,name=max_rss_bytes,json=maxRssBytes,proto3" json:"max_rss_bytes,omitempty"` // 0 when it was less than the agent itself has had
+	KilledBy      string                 `protobuf:"bytes,7,opt,name=killed_by,json=killedBy,proto3" json:"killed_by,omitempty"`             // what of ours it took: "term", "kill"; empty when the agent did not end it
+	GraceMs       int64                  `protobuf:"varint,8,opt,name=grace_ms,json=graceMs,proto3" json:"grace_ms,omitempty"`               // between the two
+	LeftBehind    []*Process             `protobuf:"bytes,9,rep,name=left_behind,json=leftBehind,proto3" json:"left_behind,omitempty"`       // alive after the program had ended by itself
+	Released      bool                   `protobuf:"varint,10,opt,name=released,proto3" json:"released,omitempty"`                           // they were let go on, as the policy allows; otherwise they were ended
+	Survivors     []*Process             `protobuf:"bytes,11,rep,name=survivors,proto3" json:"survivors,omitempty"`                          // could not be ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1544,6 +1557,94 @@ func (x *Exit) GetMaxRssBytes() int64 {
 	return 0
 }
 
+func (x *Exit) GetKilledBy() string {
+	if x != nil {
+		return x.KilledBy
+	}
+	return ""
+}
+
+func (x *Exit) GetGraceMs() int64 {
+	if x != nil {
+		return x.GraceMs
+	}
+	return 0
+}
+
+func (x *Exit) GetLeftBehind() []*Process {
+	if x != nil {
+		return x.LeftBehind
+	}
+	return nil
+}
+
+func (x *Exit) GetReleased() bool {
+	if x != nil {
+		return x.Released
+	}
+	return false
+}
+
+func (x *Exit) GetSurvivors() []*Process {
+	if x != nil {
+		return x.Survivors
+	}
+	return nil
+}
+
+// Process is one process of the agent's machine.
+type Process struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pid           int32                  `protobuf:"varint,1,opt,name=pid,proto3" json:"pid,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"` // as the kernel has it, at most 15 bytes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Process) Reset() {
+	*x = Process{}
+	mi := &file_internal_agentpb_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Process) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Process) ProtoMessage() {}
+
+func (x *Process) ProtoReflect() protoreflect.Message {
+	mi := &file_internal_agentpb_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Process.ProtoReflect.Descriptor instead.
+func (*Process) Descriptor() ([]byte, []int) {
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Process) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Process) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Refused says that a task was not started and will not be; it goes back to
 // its old place in the queue.
 type Refused struct {
@@ -1559,7 +1660,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[17]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1672,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[17]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1685,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{17}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Refused) GetTaskId() int64 {
@@ -1633,7 +1734,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[18]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1645,7 +1746,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[18]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1658,7 +1759,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{18}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Status) GetRunning() *TaskRef {
@@ -1691,7 +1792,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[19]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1703,7 +1804,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[19]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1716,7 +1817,7 @@ func (x *PingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingRequest.ProtoReflect.Descriptor instead.
 func (*PingRequest) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{19}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PingRequest) GetNonce() []byte {
@@ -1739,7 +1840,7 @@ type PingReply struct {
 
 func (x *PingReply) Reset() {
 	*x = PingReply{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[20]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1852,7 @@ func (x *PingReply) String() string {
 func (*PingReply) ProtoMessage() {}
 
 func (x *PingReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[20]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1865,7 @@ func (x *PingReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PingReply.ProtoReflect.Descriptor instead.
 func (*PingReply) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{20}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PingReply) GetNonce() []byte {
@@ -1816,7 +1917,7 @@ type PairRequest struct {
 
 func (x *PairRequest) Reset() {
 	*x = PairRequest{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[21]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +1929,7 @@ func (x *PairRequest) String() string {
 func (*PairRequest) ProtoMessage() {}
 
 func (x *PairRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[21]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +1942,7 @@ func (x *PairRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairRequest.ProtoReflect.Descriptor instead.
 func (*PairRequest) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{21}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PairRequest) GetMsg() isPairRequest_Msg {
@@ -1914,7 +2015,7 @@ type PairReply struct {
 
 func (x *PairReply) Reset() {
 	*x = PairReply{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[22]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2027,7 @@ func (x *PairReply) String() string {
 func (*PairReply) ProtoMessage() {}
 
 func (x *PairReply) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[22]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2040,7 @@ func (x *PairReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairReply.ProtoReflect.Descriptor instead.
 func (*PairReply) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{22}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PairReply) GetMsg() isPairReply_Msg {
@@ -2014,7 +2115,7 @@ type PairHello struct {
 
 func (x *PairHello) Reset() {
 	*x = PairHello{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[23]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2026,7 +2127,7 @@ func (x *PairHello) String() string {
 func (*PairHello) ProtoMessage() {}
 
 func (x *PairHello) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[23]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2039,7 +2140,7 @@ func (x *PairHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairHello.ProtoReflect.Descriptor instead.
 func (*PairHello) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{23}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PairHello) GetVersion() uint32 {
@@ -2109,7 +2210,7 @@ type PairConfirm struct {
 
 func (x *PairConfirm) Reset() {
 	*x = PairConfirm{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[24]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2222,7 @@ func (x *PairConfirm) String() string {
 func (*PairConfirm) ProtoMessage() {}
 
 func (x *PairConfirm) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[24]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2235,7 @@ func (x *PairConfirm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairConfirm.ProtoReflect.Descriptor instead.
 func (*PairConfirm) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{24}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PairConfirm) GetTag() []byte {
@@ -2164,7 +2265,7 @@ type PairEnrol struct {
 
 func (x *PairEnrol) Reset() {
 	*x = PairEnrol{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[25]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2277,7 @@ func (x *PairEnrol) String() string {
 func (*PairEnrol) ProtoMessage() {}
 
 func (x *PairEnrol) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[25]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2290,7 @@ func (x *PairEnrol) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairEnrol.ProtoReflect.Descriptor instead.
 func (*PairEnrol) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{25}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PairEnrol) GetCertificate() []byte {
@@ -2236,7 +2337,7 @@ type PairDone struct {
 
 func (x *PairDone) Reset() {
 	*x = PairDone{}
-	mi := &file_internal_agentpb_agent_proto_msgTypes[26]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2248,7 +2349,7 @@ func (x *PairDone) String() string {
 func (*PairDone) ProtoMessage() {}
 
 func (x *PairDone) ProtoReflect() protoreflect.Message {
-	mi := &file_internal_agentpb_agent_proto_msgTypes[26]
+	mi := &file_internal_agentpb_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2261,7 +2362,7 @@ func (x *PairDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairDone.ProtoReflect.Descriptor instead.
 func (*PairDone) Descriptor() ([]byte, []int) {
-	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{26}
+	return file_internal_agentpb_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PairDone) GetStoredHash() []byte {
@@ -2320,10 +2421,11 @@ const file_internal_agentpb_agent_proto_rawDesc = "" +
 	"\aProgram\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x12#\n" +
-	"\rparams_schema\x18\x03 \x01(\fR\fparamsSchema\"<\n" +
+	"\rparams_schema\x18\x03 \x01(\fR\fparamsSchema\"P\n" +
 	"\aTaskRef\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x18\n" +
-	"\aattempt\x18\x02 \x01(\x05R\aattempt\"\xe7\x01\n" +
+	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12\x12\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\"\xe7\x01\n" +
 	"\aExecute\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12\x14\n" +
@@ -2374,7 +2476,7 @@ const file_internal_agentpb_agent_proto_rawDesc = "" +
 	"\x11started_unix_nano\x18\t \x01(\x03R\x0fstartedUnixNano\x12&\n" +
 	"\x0fended_unix_nano\x18\n" +
 	" \x01(\x03R\rendedUnixNano\x12!\n" +
-	"\foutput_bytes\x18\v \x01(\x03R\voutputBytes\"\xbb\x01\n" +
+	"\foutput_bytes\x18\v \x01(\x03R\voutputBytes\"\x86\x03\n" +
 	"\x04Exit\x12\x17\n" +
 	"\x04code\x18\x01 \x01(\x05H\x00R\x04code\x88\x01\x01\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\tR\x06signal\x12\x1f\n" +
@@ -2382,8 +2484,18 @@ const file_internal_agentpb_agent_proto_rawDesc = "" +
 	"spawnError\x12\x17\n" +
 	"\auser_ms\x18\x04 \x01(\x03R\x06userMs\x12\x1b\n" +
 	"\tsystem_ms\x18\x05 \x01(\x03R\bsystemMs\x12\"\n" +
-	"\rmax_rss_bytes\x18\x06 \x01(\x03R\vmaxRssBytesB\a\n" +
-	"\x05_code\"\xbc\x01\n" +
+	"\rmax_rss_bytes\x18\x06 \x01(\x03R\vmaxRssBytes\x12\x1b\n" +
+	"\tkilled_by\x18\a \x01(\tR\bkilledBy\x12\x19\n" +
+	"\bgrace_ms\x18\b \x01(\x03R\agraceMs\x12;\n" +
+	"\vleft_behind\x18\t \x03(\v2\x1a.headgate.agent.v1.ProcessR\n" +
+	"leftBehind\x12\x1a\n" +
+	"\breleased\x18\n" +
+	" \x01(\bR\breleased\x128\n" +
+	"\tsurvivors\x18\v \x03(\v2\x1a.headgate.agent.v1.ProcessR\tsurvivorsB\a\n" +
+	"\x05_code\"/\n" +
+	"\aProcess\x12\x10\n" +
+	"\x03pid\x18\x01 \x01(\x05R\x03pid\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xbc\x01\n" +
 	"\aRefused\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x120\n" +
@@ -2462,7 +2574,7 @@ func file_internal_agentpb_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_internal_agentpb_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_internal_agentpb_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_internal_agentpb_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_internal_agentpb_agent_proto_goTypes = []any{
 	(Stream)(0),               // 0: headgate.agent.v1.Stream
 	(Refusal)(0),              // 1: headgate.agent.v1.Refusal
@@ -2483,16 +2595,17 @@ var file_internal_agentpb_agent_proto_goTypes = []any{
 	(*Heartbeat)(nil),         // 16: headgate.agent.v1.Heartbeat
 	(*Final)(nil),             // 17: headgate.agent.v1.Final
 	(*Exit)(nil),              // 18: headgate.agent.v1.Exit
-	(*Refused)(nil),           // 19: headgate.agent.v1.Refused
-	(*Status)(nil),            // 20: headgate.agent.v1.Status
-	(*PingRequest)(nil),       // 21: headgate.agent.v1.PingRequest
-	(*PingReply)(nil),         // 22: headgate.agent.v1.PingReply
-	(*PairRequest)(nil),       // 23: headgate.agent.v1.PairRequest
-	(*PairReply)(nil),         // 24: headgate.agent.v1.PairReply
-	(*PairHello)(nil),         // 25: headgate.agent.v1.PairHello
-	(*PairConfirm)(nil),       // 26: headgate.agent.v1.PairConfirm
-	(*PairEnrol)(nil),         // 27: headgate.agent.v1.PairEnrol
-	(*PairDone)(nil),          // 28: headgate.agent.v1.PairDone
+	(*Process)(nil),           // 19: headgate.agent.v1.Process
+	(*Refused)(nil),           // 20: headgate.agent.v1.Refused
+	(*Status)(nil),            // 21: headgate.agent.v1.Status
+	(*PingRequest)(nil),       // 22: headgate.agent.v1.PingRequest
+	(*PingReply)(nil),         // 23: headgate.agent.v1.PingReply
+	(*PairRequest)(nil),       // 24: headgate.agent.v1.PairRequest
+	(*PairReply)(nil),         // 25: headgate.agent.v1.PairReply
+	(*PairHello)(nil),         // 26: headgate.agent.v1.PairHello
+	(*PairConfirm)(nil),       // 27: headgate.agent.v1.PairConfirm
+	(*PairEnrol)(nil),         // 28: headgate.agent.v1.PairEnrol
+	(*PairDone)(nil),          // 29: headgate.agent.v1.PairDone
 }
 var file_internal_agentpb_agent_proto_depIdxs = []int32{
 	4,  // 0: headgate.agent.v1.ControllerMessage.hello:type_name -> headgate.agent.v1.Hello
@@ -2506,8 +2619,8 @@ var file_internal_agentpb_agent_proto_depIdxs = []int32{
 	15, // 8: headgate.agent.v1.AgentMessage.output:type_name -> headgate.agent.v1.Output
 	16, // 9: headgate.agent.v1.AgentMessage.heartbeat:type_name -> headgate.agent.v1.Heartbeat
 	17, // 10: headgate.agent.v1.AgentMessage.final:type_name -> headgate.agent.v1.Final
-	19, // 11: headgate.agent.v1.AgentMessage.refused:type_name -> headgate.agent.v1.Refused
-	20, // 12: headgate.agent.v1.AgentMessage.status:type_name -> headgate.agent.v1.Status
+	20, // 11: headgate.agent.v1.AgentMessage.refused:type_name -> headgate.agent.v1.Refused
+	21, // 12: headgate.agent.v1.AgentMessage.status:type_name -> headgate.agent.v1.Status
 	8,  // 13: headgate.agent.v1.Welcome.running:type_name -> headgate.agent.v1.TaskRef
 	17, // 14: headgate.agent.v1.Welcome.finished:type_name -> headgate.agent.v1.Final
 	8,  // 15: headgate.agent.v1.Welcome.interrupted:type_name -> headgate.agent.v1.TaskRef
@@ -2515,27 +2628,29 @@ var file_internal_agentpb_agent_proto_depIdxs = []int32{
 	7,  // 17: headgate.agent.v1.KindInfo.programs:type_name -> headgate.agent.v1.Program
 	0,  // 18: headgate.agent.v1.Output.stream:type_name -> headgate.agent.v1.Stream
 	18, // 19: headgate.agent.v1.Final.exit:type_name -> headgate.agent.v1.Exit
-	1,  // 20: headgate.agent.v1.Refused.cause:type_name -> headgate.agent.v1.Refusal
-	8,  // 21: headgate.agent.v1.Refused.running:type_name -> headgate.agent.v1.TaskRef
-	8,  // 22: headgate.agent.v1.Status.running:type_name -> headgate.agent.v1.TaskRef
-	8,  // 23: headgate.agent.v1.PingReply.running:type_name -> headgate.agent.v1.TaskRef
-	25, // 24: headgate.agent.v1.PairRequest.hello:type_name -> headgate.agent.v1.PairHello
-	26, // 25: headgate.agent.v1.PairRequest.confirm:type_name -> headgate.agent.v1.PairConfirm
-	27, // 26: headgate.agent.v1.PairRequest.enrol:type_name -> headgate.agent.v1.PairEnrol
-	25, // 27: headgate.agent.v1.PairReply.hello:type_name -> headgate.agent.v1.PairHello
-	26, // 28: headgate.agent.v1.PairReply.confirm:type_name -> headgate.agent.v1.PairConfirm
-	28, // 29: headgate.agent.v1.PairReply.done:type_name -> headgate.agent.v1.PairDone
-	2,  // 30: headgate.agent.v1.Agent.Session:input_type -> headgate.agent.v1.ControllerMessage
-	21, // 31: headgate.agent.v1.Agent.Ping:input_type -> headgate.agent.v1.PingRequest
-	23, // 32: headgate.agent.v1.Pairing.Pair:input_type -> headgate.agent.v1.PairRequest
-	3,  // 33: headgate.agent.v1.Agent.Session:output_type -> headgate.agent.v1.AgentMessage
-	22, // 34: headgate.agent.v1.Agent.Ping:output_type -> headgate.agent.v1.PingReply
-	24, // 35: headgate.agent.v1.Pairing.Pair:output_type -> headgate.agent.v1.PairReply
-	33, // [33:36] is the sub-list for method output_type
-	30, // [30:33] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	19, // 20: headgate.agent.v1.Exit.left_behind:type_name -> headgate.agent.v1.Process
+	19, // 21: headgate.agent.v1.Exit.survivors:type_name -> headgate.agent.v1.Process
+	1,  // 22: headgate.agent.v1.Refused.cause:type_name -> headgate.agent.v1.Refusal
+	8,  // 23: headgate.agent.v1.Refused.running:type_name -> headgate.agent.v1.TaskRef
+	8,  // 24: headgate.agent.v1.Status.running:type_name -> headgate.agent.v1.TaskRef
+	8,  // 25: headgate.agent.v1.PingReply.running:type_name -> headgate.agent.v1.TaskRef
+	26, // 26: headgate.agent.v1.PairRequest.hello:type_name -> headgate.agent.v1.PairHello
+	27, // 27: headgate.agent.v1.PairRequest.confirm:type_name -> headgate.agent.v1.PairConfirm
+	28, // 28: headgate.agent.v1.PairRequest.enrol:type_name -> headgate.agent.v1.PairEnrol
+	26, // 29: headgate.agent.v1.PairReply.hello:type_name -> headgate.agent.v1.PairHello
+	27, // 30: headgate.agent.v1.PairReply.confirm:type_name -> headgate.agent.v1.PairConfirm
+	29, // 31: headgate.agent.v1.PairReply.done:type_name -> headgate.agent.v1.PairDone
+	2,  // 32: headgate.agent.v1.Agent.Session:input_type -> headgate.agent.v1.ControllerMessage
+	22, // 33: headgate.agent.v1.Agent.Ping:input_type -> headgate.agent.v1.PingRequest
+	24, // 34: headgate.agent.v1.Pairing.Pair:input_type -> headgate.agent.v1.PairRequest
+	3,  // 35: headgate.agent.v1.Agent.Session:output_type -> headgate.agent.v1.AgentMessage
+	23, // 36: headgate.agent.v1.Agent.Ping:output_type -> headgate.agent.v1.PingReply
+	25, // 37: headgate.agent.v1.Pairing.Pair:output_type -> headgate.agent.v1.PairReply
+	35, // [35:38] is the sub-list for method output_type
+	32, // [32:35] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_internal_agentpb_agent_proto_init() }
@@ -2561,12 +2676,12 @@ func file_internal_agentpb_agent_proto_init() {
 		(*AgentMessage_Status)(nil),
 	}
 	file_internal_agentpb_agent_proto_msgTypes[16].OneofWrappers = []any{}
-	file_internal_agentpb_agent_proto_msgTypes[21].OneofWrappers = []any{
+	file_internal_agentpb_agent_proto_msgTypes[22].OneofWrappers = []any{
 		(*PairRequest_Hello)(nil),
 		(*PairRequest_Confirm)(nil),
 		(*PairRequest_Enrol)(nil),
 	}
-	file_internal_agentpb_agent_proto_msgTypes[22].OneofWrappers = []any{
+	file_internal_agentpb_agent_proto_msgTypes[23].OneofWrappers = []any{
 		(*PairReply_Hello)(nil),
 		(*PairReply_Confirm)(nil),
 		(*PairReply_Done)(nil),
@@ -2577,7 +2692,7 @@ func file_internal_agentpb_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_internal_agentpb_agent_proto_rawDesc), len(file_internal_agentpb_agent_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

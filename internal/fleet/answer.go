@@ -76,12 +76,27 @@ func exitOf(p *agentpb.Exit) *tasks.Exit {
 		UserMS:      p.GetUserMs(),
 		SystemMS:    p.GetSystemMs(),
 		MaxRSSBytes: p.GetMaxRssBytes(),
+		GraceMS:     max(0, p.GetGraceMs()),
+		LeftBehind:  processesOf(p.GetLeftBehind()),
+		Released:    p.GetReleased(),
+		Survivors:   processesOf(p.GetSurvivors()),
+	}
+	if by := p.GetKilledBy(); by == tasks.KilledByTerm || by == tasks.KilledByKill {
+		e.KilledBy = by
 	}
 	if p.Code != nil {
 		code := int(p.GetCode())
 		e.Code = &code
 	}
 	return e
+}
+
+func processesOf(list []*agentpb.Process) []tasks.Process {
+	var all []tasks.Process
+	for _, p := range list[:min(len(list), tasks.MaxProcesses)] {
+		all = append(all, tasks.Process{PID: int(p.GetPid()), Name: clean(p.GetName(), maxReason)})
+	}
+	return all
 }
 
 func refOf(p *agentpb.TaskRef) *tasks.Ref {

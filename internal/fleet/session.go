@@ -139,7 +139,14 @@ func (s *session) accept(w *agentpb.Welcome) error {
 		s.up.Finished = append(s.up.Finished, finalOf(p))
 	}
 	for _, p := range w.GetInterrupted() {
-		s.up.Interrupted = append(s.up.Interrupted, *refOf(p))
+		ref := *refOf(p)
+		s.up.Interrupted = append(s.up.Interrupted, ref)
+		if note := clean(p.GetNote(), maxSentence); note != "" {
+			if s.up.Found == nil {
+				s.up.Found = map[tasks.Ref]string{}
+			}
+			s.up.Found[ref] = note
+		}
 	}
 	s.box.allow(s.up)
 	return s.record(w)
@@ -239,7 +246,7 @@ func (s *session) serve() *trouble {
 	m.session.Store(s)
 	f.metrics.sessions.Inc()
 	f.tasks.SessionUp(s.up)
-	s.up.Finished, s.up.Interrupted = nil, nil // a long-lived session needs no copies
+	s.up.Finished, s.up.Interrupted, s.up.Found = nil, nil, nil // a long-lived session needs no copies
 	err := s.read()
 	m.session.Store(nil)
 	t := s.whyEnded(err)

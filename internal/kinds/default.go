@@ -120,6 +120,13 @@ const runSchema = `{
         "maxLength": 4096,
         "pattern": "^[^\\x00]*$"
       }
+    },
+    "grace_seconds": {
+      "type": "number",
+      "title": "Grace in seconds",
+      "description": "Time between SIGTERM and SIGKILL when it is ended; at most what the policy file gives. Without it: that.",
+      "minimum": 0,
+      "maximum": 30
     }
   },
   "required": ["program"],

@@ -79,7 +79,10 @@ func testEnding(b *bench) {
 			Outcome: tasks.Failed, Reason: "exit_code", Detail: "It ended with 3.",
 			Exit: &tasks.Exit{Code: &code, UserMS: 1, SystemMS: 2, MaxRSSBytes: 3}, OutputBytes: 12,
 		},
-		{Outcome: tasks.TimedOut, Reason: "timeout", Detail: "Too long.", Exit: &tasks.Exit{Signal: "SIGKILL"}},
+		{Outcome: tasks.TimedOut, Reason: "timeout", Detail: "Too long.", Exit: &tasks.Exit{
+			Signal: "SIGKILL", KilledBy: tasks.KilledByKill, GraceMS: 5000, Released: true,
+			LeftBehind: []tasks.Process{{PID: 7, Name: "daemon"}}, Survivors: []tasks.Process{{PID: 8, Name: `"nfs<\n`}},
+		}},
 		{Outcome: tasks.Rejected, Reason: "policy", Detail: "Not allowed.", Exit: &tasks.Exit{SpawnError: "no such file"}},
 		{Outcome: tasks.Unknown, Reason: tasks.ReasonNoWord, Detail: "No word.", ResultBytes: []byte{0, 255, 1}},
 	}

@@ -325,7 +325,7 @@ func checkData(t *tasks.Turn) error {
 		text("ending", string(e.Outcome), e.Reason, e.Detail, t.Finishes[i].CancelActor)
 		doc("result", e.Result)
 		if e.Exit != nil {
-			text("exit", e.Exit.Signal, e.Exit.SpawnError)
+			text("exit", e.Exit.Signal, e.Exit.SpawnError, e.Exit.KilledBy)
 		}
 	}
 	for i := range t.Cancels {

@@ -17,9 +17,14 @@
 //	      lines: {type: int, min: 1, max: 10000, default: "100"}
 //	      log: {type: enum, values: [kea, named], required: true}
 //	    user: nobody            # only when the agent runs as root
+//	    group: nogroup          # the same; instead of the user's own
+//	    groups: [adm]           # the same; instead of the user's further ones
 //	    cwd: /
+//	    umask: "022"
 //	    env: {TZ: UTC}
 //	    timeout: 10s
+//	    grace: 5s               # between SIGTERM and SIGKILL
+//	    leave_children: false   # what it leaves behind is ended with it
 //	    success_codes: [0]
 //	    max_output_bytes: 1048576
 //

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -20,6 +21,9 @@ const (
 	DefaultMaxOutput = 64 << 20
 	// DefaultTimeout is the longest run of a program whose policy says nothing.
 	DefaultTimeout = 10 * time.Minute
+	// MostGrace is the longest time between SIGTERM and SIGKILL: the controller
+	// waits for an agent's word a minute beyond the task's time limit.
+	MostGrace = 30 * time.Second
 	// mostTimeout: longer work belongs into a service of its own.
 	mostTimeout = 24 * time.Hour
 )
@@ -31,13 +35,20 @@ type Program struct {
 	Args        []string          `yaml:"args"` // template, see the package comment
 	Params      map[string]*Param `yaml:"params"`
 	User        string            `yaml:"user"`
+	Group       string            `yaml:"group"`  // instead of the user's own
+	Groups      []string          `yaml:"groups"` // instead of the user's further ones
 	Cwd         string            `yaml:"cwd"`
+	Umask       string            `yaml:"umask"` // octal
 	Env         map[string]string `yaml:"env"`
 	Timeout     time.Duration     `yaml:"timeout"`
+	Grace       *time.Duration    `yaml:"grace"` // nil = the agent's default
 	SuccessCode []int             `yaml:"success_codes"`
 	MaxOutput   int64             `yaml:"max_output_bytes"`
+	// LeaveChildren lets what the program starts go on after its end.
+	LeaveChildren bool `yaml:"leave_children"`
 
 	template []element
+	umask    *int
 }
 
 // element is one element of the argument list: text and parameters by turns.
@@ -60,8 +71,24 @@ func (p *Program) prepare(name string) []string {
 	if p.Cwd != "" && !filepath.IsAbs(p.Cwd) {
 		say("cwd must be absolute")
 	}
-	if p.User != "" && os.Geteuid() != 0 {
-		say("user needs an agent that runs as root")
+	if (p.User != "" || p.Group != "" || len(p.Groups) > 0) && os.Geteuid() != 0 {
+		say("user, group and groups need an agent that runs as root")
+	}
+	if p.Umask != "" {
+		n, err := strconv.ParseUint(p.Umask, 8, 9)
+		if err != nil {
+			say("umask must be octal, from 000 to 777, not %q", p.Umask)
+		}
+		umask := int(n)
+		p.umask = &umask
+	}
+	if p.Grace != nil && (*p.Grace < 0 || *p.Grace > MostGrace) {
+		say("grace must be from 0s to %s", MostGrace)
+	}
+	for _, code := range p.SuccessCode {
+		if code < 0 || code > 255 {
+			say("success_codes must be from 0 to 255, not %d", code)
+		}
 	}
 	if p.Timeout < 0 || p.Timeout > mostTimeout {
 		say("timeout must be from 1ns to %s", mostTimeout)
@@ -208,6 +235,14 @@ func (e element) fill(texts map[string]string) (string, bool) {
 		b.WriteString(text)
 	}
 	return b.String(), true
+}
+
+// UmaskOr gives the umask of the entry, or the given one when it has none.
+func (p *Program) UmaskOr(other int) int {
+	if p.umask == nil {
+		return other
+	}
+	return *p.umask
 }
 
 // Succeeded says whether the exit code counts as success.

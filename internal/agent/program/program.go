@@ -1,35 +1,50 @@
 // Package program provides the running of one program as a child: without a
-// shell, in a process group of its own, with an environment from scratch, its
-// output copied in order while it runs, and an end that comes in bounded time
-// whatever the program and its descendants do. It does not decide which
-// programs may run; that is the policy's part.
+// shell, in a session of its own, with an environment from scratch, its output
+// copied in order while it runs, and an end that comes in bounded time and to
+// everything that it has started. It does not decide which programs may run;
+// that is the policy's part.
+//
+// What a program starts is held together by a cgroup (version 2) of its own
+// where the machine lets us make one, and otherwise by what can be read of the
+// processes: session, process group, descent, and a mark in the environment
+// which is inherited also by those that go their own way (double fork, setsid).
 package program
 
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"os"
-	"os/user"
 	"runtime"
 	"strconv"
-	"sync"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
+// MarkName is the entry of the environment that tells one run from all others.
+const MarkName = "HEADGATE_RUN_ID"
+
 const (
 	// DefaultGrace is how long a program has between SIGTERM and SIGKILL.
 	DefaultGrace = 5 * time.Second
+	// DefaultUmask is for programs of which nobody says more.
+	DefaultUmask = 0o022
 	// pipeGrace is how long descendants that hold the output open may go on
 	// printing after the program itself has ended.
 	pipeGrace = 2 * time.Second
+	// settle is how long descendants that print no more may take to end by
+	// themselves before they count as left behind.
+	settle = 200 * time.Millisecond
 	// closeGrace is how long the end of the output may take to arrive once
-	// the whole group has been killed; a descendant that left the group can
-	// hold the pipe for ever.
+	// everything has been killed; whoever survived that can hold the pipe for
+	// ever.
 	closeGrace = time.Second
+	// killWait is how long the kernel may take to end a process after SIGKILL.
+	// One that it does not let go (a dead network file system) is reported.
+	killWait = 5 * time.Second
 	// readSize is the most that one piece of output has.
 	readSize = 64 << 10
 )
@@ -54,70 +69,169 @@ type Sink interface {
 
 // Command says what to run.
 type Command struct {
-	Path string
-	Args []string // without the program's own name
-	Env  []string // all of it
-	Dir  string
-	User string // "" = our own
+	Path  string
+	Args  []string // without the program's own name
+	Env   []string // all of it but the mark
+	Dir   string
+	As    Identity
+	Umask int
+	// Label is what Recover gives back of a program that was left behind.
+	Label string
 	// Grace gives the time between SIGTERM and SIGKILL, by the cause for which
-	// the context is done; nil means DefaultGrace.
+	// the context is done, nil for what is left behind; nil means DefaultGrace.
 	Grace func(cause error) time.Duration
-	Sink  Sink
+	// LeaveChildren lets what the program has started go on when the program
+	// has ended by itself. When it is ended, they are ended with it.
+	LeaveChildren bool
+	Sink          Sink
 }
 
-// Result says how a program ended. Exactly one of SpawnError, Code and Signal
-// is set.
+func (c *Command) grace(cause error) time.Duration {
+	if c.Grace == nil {
+		return DefaultGrace
+	}
+	return c.Grace(cause)
+}
+
+// The values of Result.KilledBy.
+const (
+	ByTerm = "term" // SIGTERM was enough for the program and all that it started
+	ByKill = "kill" // after the grace, SIGKILL was needed
+)
+
+// Result says how a program ended. At most one of SpawnError, Code and Signal
+// is set; none when the kernel does not let the program go.
 type Result struct {
 	SpawnError error
 	Code       *int
-	Signal     string // for example "SIGKILL"
-	Ended      bool   // by us, because the context was done
-	Cut        bool   // a descendant outside the group held the output open; it was closed
+	Signal     string        // for example "SIGKILL"
+	Ended      bool          // by us, because the context was done
+	KilledBy   string        // what that took, "" when it was not ended by us
+	Grace      time.Duration // that was given, when Ended
+	Cut        bool          // the output was still held open at the end; it was closed
+	LeftBehind []Process     // alive after the program had ended by itself
+	Released   bool          // they may go on; otherwise they were ended
+	Survivors  []Process     // could not be ended
 	User       time.Duration
 	System     time.Duration
-	MaxRSS     int64 // bytes
+	// MaxRSS is the most memory that the program had, in bytes, or 0 when that
+	// was less than our own process ever had: the kernel counts a program from
+	// the moment in which it still is a copy of its parent.
+	MaxRSS int64
 }
 
-// Run starts the program and waits for its end. When ctx is done the group gets
-// SIGTERM and, after the grace, SIGKILL. Whatever the program leaves behind in
-// its group is killed when it has ended.
-func Run(ctx context.Context, c Command) Result {
-	// The parent-death signal is tied to the thread that starts the child.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+// Run starts the program and waits for its end and for that of all that it has
+// started. When ctx is done they get SIGTERM and, after the grace, SIGKILL.
+func (k *Keeper) Run(ctx context.Context, c Command) Result {
+	done := make(chan Result, 1)
+	go func() {
+		// The thread is never unlocked, so it ends with this goroutine: its
+		// umask is its own, and the parent-death signal of the program is tied
+		// to the thread that starts it.
+		runtime.LockOSThread()
+		done <- k.run(ctx, &c)
+	}()
+	return <-done
+}
 
+func (k *Keeper) run(ctx context.Context, c *Command) (r Result) {
 	out, err := openOutputs()
 	if err != nil {
 		return Result{SpawnError: err}
 	}
 	defer out.close()
-	proc, err := start(c, out)
+	t, err := k.plant(c)
 	if err != nil {
 		c.Sink.Unblock()
 		return Result{SpawnError: err}
 	}
-	copied := out.copyTo(c.Sink)
-	ended := waitForExit(ctx, proc.Pid, c)
-	c.Sink.Unblock()
-
-	// The child is not reaped yet, so its number cannot have passed to another
-	// process group: this kill can only meet its own.
-	cut := ended || !within(copied, pipeGrace)
-	killGroup(proc.Pid, syscall.SIGKILL)
-	if cut {
-		cut = !within(copied, closeGrace)
+	proc, err := start(c, t, out)
+	if err != nil {
+		c.Sink.Unblock()
+		return Result{SpawnError: errors.Join(err, t.fell())}
 	}
+	ownPeak := peak()
+	copied := out.copyTo(c.Sink)
+	exited := watch(proc.Pid)
+	if err := t.started(proc.Pid, c.Label); err != nil {
+		// Unnoted, it could be run a second time beside itself.
+		r.SpawnError = err
+		_ = proc.Kill() // it is unreaped and ours
+	}
+	t.attend(ctx, c, &r, exited, copied)
+	r.Cut = !within(copied, closeGrace)
 	out.stop()
 	<-copied
-	state, err := proc.Wait()
-	if err != nil {
-		return Result{SpawnError: err, Ended: ended}
+	t.conclude(proc, exited, &r)
+	if r.MaxRSS <= ownPeak {
+		r.MaxRSS = 0
 	}
-	return resultOf(state, ended, cut)
+	return r
 }
 
-func resultOf(state *os.ProcessState, ended, cut bool) Result {
-	r := Result{Ended: ended, Cut: cut, User: state.UserTime(), System: state.SystemTime()}
+// attend waits for the end of the program and sees to it that everything ends.
+func (t *tree) attend(ctx context.Context, c *Command, r *Result, exited, copied <-chan struct{}) {
+	select {
+	case <-exited:
+		c.Sink.Unblock()
+		t.tidy(ctx, c, r, copied)
+		return
+	case <-ctx.Done():
+	}
+	if within(exited, 0) { // both at once: it has ended by itself
+		c.Sink.Unblock()
+		t.tidy(ctx, c, r, copied)
+		return
+	}
+	r.Ended, r.KilledBy, r.Grace = true, ByTerm, c.grace(context.Cause(ctx))
+	over := time.Now().Add(r.Grace)
+	t.terminate(true)
+	if !within(exited, time.Until(over)) || !t.gone(true, time.Until(over), nil) {
+		r.KilledBy = ByKill
+		r.Survivors = named(t.kill(true, killWait))
+	}
+	c.Sink.Unblock()
+}
+
+// tidy is called when the program has ended by itself: what it leaves behind
+// may print to the end, and then is ended, or let go on if that is allowed.
+func (t *tree) tidy(ctx context.Context, c *Command, r *Result, copied <-chan struct{}) {
+	quiet := within(copied, pipeGrace)
+	if !c.LeaveChildren && quiet && t.gone(false, settle, ctx.Done()) {
+		return
+	}
+	left := t.members(false)
+	if r.LeftBehind = named(left); len(left) == 0 {
+		return
+	}
+	if c.LeaveChildren && t.release() == nil {
+		r.Released = true
+		return
+	}
+	t.terminate(false)
+	if !t.gone(false, c.grace(nil), ctx.Done()) {
+		r.Survivors = named(t.kill(false, killWait))
+	}
+}
+
+// conclude reaps the program and takes its place away.
+func (t *tree) conclude(proc *os.Process, exited <-chan struct{}, r *Result) {
+	if !within(exited, killWait) {
+		// The kernel does not let it go. Its number stays taken until it does.
+		go func() { _, _ = proc.Wait() }()
+	} else if state, err := proc.Wait(); err != nil {
+		r.SpawnError = errors.Join(r.SpawnError, err)
+	} else if r.SpawnError == nil {
+		r.take(state)
+	}
+	t.reap()
+	// What cannot be taken away is found and told by the next start.
+	_ = t.fell()
+}
+
+// take reads how the program has ended and what it has used.
+func (r *Result) take(state *os.ProcessState) {
+	r.User, r.System = state.UserTime(), state.SystemTime()
 	if usage, ok := state.SysUsage().(*syscall.Rusage); ok {
 		r.MaxRSS = usage.Maxrss << 10 // the kernel counts KiB
 	}
@@ -126,58 +240,51 @@ func resultOf(state *os.ProcessState, ended, cut bool) Result {
 		if r.Signal == "" {
 			r.Signal = strconv.Itoa(int(ws.Signal()))
 		}
-		return r
+		return
 	}
 	code := state.ExitCode()
 	r.Code = &code
-	return r
 }
 
-func start(c Command, out *outputs) (*os.Process, error) {
-	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if c.User != "" {
-		cred, err := credential(c.User)
-		if err != nil {
-			return nil, err
-		}
-		sys.Credential = cred
+// peak gives the most memory that this process has had, in bytes.
+func peak() int64 {
+	data, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(data), "VmHWM:")
+	var kib int64
+	_, _ = fmt.Sscan(rest, &kib) // 0 when there is none
+	return kib << 10
+}
+
+// start starts the program from the calling goroutine's own thread.
+func start(c *Command, t *tree, out *outputs) (*os.Process, error) {
+	defer out.closeWriters()
+	// The child inherits the umask of its thread, once that is no longer the
+	// one of the whole process.
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return nil, err
+	}
+	unix.Umask(c.Umask)
+	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, Credential: c.As.credential}
+	if t.dir != nil {
+		sys.UseCgroupFD, sys.CgroupFD = true, int(t.dir.Fd())
 	}
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return nil, err
 	}
 	defer null.Close() // the child has its own
-	defer out.closeWriters()
+	env := append(c.Env[:len(c.Env):len(c.Env)], t.mark)
 	return os.StartProcess(c.Path, append([]string{c.Path}, c.Args...), &os.ProcAttr{
-		Dir: c.Dir, Env: c.Env, Files: []*os.File{null, out.w[0], out.w[1]}, Sys: sys,
+		Dir: c.Dir, Env: env, Files: []*os.File{null, out.w[0], out.w[1]}, Sys: sys,
 	})
 }
 
-func credential(name string) (*syscall.Credential, error) {
-	u, err := user.Lookup(name)
-	if err != nil {
-		return nil, err
-	}
-	ids, err := u.GroupIds()
-	if err != nil {
-		return nil, err
-	}
-	c := &syscall.Credential{}
-	for _, id := range append(ids, u.Uid, u.Gid) {
-		n, err := strconv.ParseUint(id, 10, 32)
-		if err != nil {
-			return nil, err
-		}
-		c.Groups = append(c.Groups, uint32(n))
-	}
-	n := len(ids)
-	c.Uid, c.Gid, c.Groups = c.Groups[n], c.Groups[n+1], c.Groups[:n]
-	return c, nil
-}
-
-// waitForExit returns when the program has ended and says whether we ended it.
-// It leaves the child unreaped.
-func waitForExit(ctx context.Context, pid int, c Command) (ended bool) {
+// watch closes its channel when the program has ended. It leaves the program
+// unreaped, so that its number stays its own.
+func watch(pid int) <-chan struct{} {
 	exited := make(chan struct{})
 	go func() {
 		defer close(exited)
@@ -188,29 +295,19 @@ func waitForExit(ctx context.Context, pid int, c Command) (ended bool) {
 			}
 		}
 	}()
-	select {
-	case <-exited:
-		return false
-	case <-ctx.Done():
-	}
-	killGroup(pid, syscall.SIGTERM)
-	grace := DefaultGrace
-	if c.Grace != nil {
-		grace = c.Grace(context.Cause(ctx))
-	}
-	if within(exited, grace) {
-		return true
-	}
-	killGroup(pid, syscall.SIGKILL)
-	<-exited
-	return true
+	return exited
 }
-
-// killGroup signals the child's group; that nobody is left in it is no error.
-func killGroup(pid int, sig syscall.Signal) { _ = syscall.Kill(-pid, sig) }
 
 // within waits for the channel to close, at most for d.
 func within(done <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-done:
+		return true
+	default:
+	}
+	if d <= 0 {
+		return false
+	}
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -218,71 +315,5 @@ func within(done <-chan struct{}, d time.Duration) bool {
 		return true
 	case <-t.C:
 		return false
-	}
-}
-
-// outputs are the two pipes between the child and us.
-type outputs struct{ r, w [2]*os.File }
-
-func openOutputs() (*outputs, error) {
-	o := &outputs{}
-	for i := range o.r {
-		var err error
-		if o.r[i], o.w[i], err = os.Pipe(); err != nil {
-			o.close()
-			return nil, err
-		}
-	}
-	return o, nil
-}
-
-func (o *outputs) closeWriters() {
-	for _, f := range o.w {
-		f.Close()
-	}
-}
-
-// close may be called again; closing twice does nothing.
-func (o *outputs) close() {
-	for i := range o.r {
-		if o.r[i] != nil {
-			o.r[i].Close()
-			o.w[i].Close()
-		}
-	}
-}
-
-// stop ends the copying, whoever still holds the pipes.
-func (o *outputs) stop() {
-	for _, f := range o.r {
-		_ = f.SetReadDeadline(time.Unix(1, 0)) // a pipe that cannot do it is closed already
-	}
-}
-
-// copyTo hands all that is printed to the sink; the channel closes at the end
-// of both streams.
-func (o *outputs) copyTo(sink Sink) <-chan struct{} {
-	done := make(chan struct{})
-	var wg sync.WaitGroup
-	for i, s := range []Stream{Stdout, Stderr} {
-		wg.Go(func() { copyStream(o.r[i], s, sink) })
-	}
-	go func() {
-		wg.Wait()
-		close(done)
-	}()
-	return done
-}
-
-func copyStream(r io.Reader, s Stream, sink Sink) {
-	buf := make([]byte, readSize)
-	for {
-		n, err := r.Read(buf)
-		if n > 0 {
-			sink.Write(s, buf[:n])
-		}
-		if err != nil {
-			return
-		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"headgate/internal/agent/program"
 )
@@ -41,8 +43,9 @@ func play(role string) {
 	case "show":
 		null, _ := io.ReadAll(os.Stdin)
 		dir, _ := os.Getwd()
-		pgid, _ := syscall.Getpgid(0)
-		fmt.Printf("args=%q stdin=%d dir=%s leader=%v env=%q\n", os.Args[1:], len(null), dir, pgid == os.Getpid(), os.Environ())
+		sid, _ := unix.Getsid(0)
+		env := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, program.MarkName+"=") })
+		fmt.Printf("args=%q stdin=%d dir=%s leader=%v umask=%04o env=%q\n", os.Args[1:], len(null), dir, sid == os.Getpid(), unix.Umask(0), env)
 		fmt.Fprintln(os.Stderr, "on stderr")
 	case "flood":
 		flood(os.Stdout)
@@ -61,16 +64,8 @@ func play(role string) {
 				os.Exit(3)
 			}
 		}
-	case "grandchild", "grandchild_out_of_group":
-		attr := &os.ProcAttr{Env: []string{roleEnv + "=wait"}, Files: []*os.File{nil, os.Stdout, os.Stderr}}
-		if role == "grandchild_out_of_group" {
-			attr.Sys = &syscall.SysProcAttr{Setsid: true}
-		}
-		p, err := os.StartProcess(os.Args[0], os.Args[:1], attr)
-		if err != nil {
-			panic(err)
-		}
-		fmt.Printf("pid %d\n", p.Pid)
+	default:
+		playTree(role)
 	}
 }
 
@@ -119,20 +114,26 @@ func (s *sink) text(stream program.Stream) string {
 	return s.out[stream].String()
 }
 
-func command(role string, s program.Sink) program.Command {
-	return program.Command{Path: os.Args[0], Env: []string{roleEnv + "=" + role, "LANG=C"}, Dir: "/", Sink: s}
+// run runs a program with a keeper of its own.
+func run(t *testing.T, ctx context.Context, c program.Command) program.Result {
+	t.Helper()
+	return program.NewKeeper(program.Options{Name: t.Name()}).Run(ctx, c)
 }
 
-func TestAProgramRunsInItsOwnGroupWithNothingInherited(t *testing.T) {
+func command(role string, s program.Sink) program.Command {
+	return program.Command{Path: os.Args[0], Env: []string{roleEnv + "=" + role, "LANG=C"}, Dir: "/", Umask: program.DefaultUmask, Sink: s}
+}
+
+func TestAProgramRunsInItsOwnSessionWithNothingInherited(t *testing.T) {
 	t.Parallel()
 	s := newSink()
 	c := command("show", s)
 	c.Args = []string{"a b", "$HOME; id", ""}
-	r := program.Run(t.Context(), c)
-	if r.Code == nil || *r.Code != 0 || r.SpawnError != nil || r.Signal != "" || r.Ended || r.Cut || r.MaxRSS == 0 {
+	r := run(t, t.Context(), c)
+	if r.Code == nil || *r.Code != 0 || r.SpawnError != nil || r.Signal != "" || r.Ended || r.Cut {
 		t.Errorf("result %+v", r)
 	}
-	want := fmt.Sprintf("args=%q stdin=0 dir=/ leader=true env=%q\n", c.Args, c.Env)
+	want := fmt.Sprintf("args=%q stdin=0 dir=/ leader=true umask=0022 env=%q\n", c.Args, c.Env)
 	if diff := cmp.Diff(want, s.text(program.Stdout)); diff != "" {
 		t.Errorf("stdout (-want +got):\n%s", diff)
 	}
@@ -146,26 +147,26 @@ func TestAProgramRunsInItsOwnGroupWithNothingInherited(t *testing.T) {
 
 func TestEachEndIsToldApart(t *testing.T) {
 	t.Parallel()
-	if r := program.Run(t.Context(), command("exit7", newSink())); r.Code == nil || *r.Code != 7 {
+	if r := run(t, t.Context(), command("exit7", newSink())); r.Code == nil || *r.Code != 7 {
 		t.Errorf("exit code: %+v", r)
 	}
-	if r := program.Run(t.Context(), command("kill9", newSink())); r.Signal != "SIGKILL" || r.Code != nil || r.Ended {
+	if r := run(t, t.Context(), command("kill9", newSink())); r.Signal != "SIGKILL" || r.Code != nil || r.Ended {
 		t.Errorf("signal: %+v", r)
 	}
 	c := command("", newSink())
 	c.Path = "/nowhere/program"
-	if r := program.Run(t.Context(), c); r.SpawnError == nil || r.Code != nil || r.Signal != "" {
+	if r := run(t, t.Context(), c); r.SpawnError == nil || r.Code != nil || r.Signal != "" {
 		t.Errorf("missing program: %+v", r)
 	}
 	c = command("exit7", newSink())
 	c.Dir = "/nowhere"
-	if r := program.Run(t.Context(), c); r.SpawnError == nil {
+	if r := run(t, t.Context(), c); r.SpawnError == nil {
 		t.Errorf("missing directory: %+v", r)
 	}
-	c = command("exit7", newSink())
-	c.User = "no-such-user"
-	if r := program.Run(t.Context(), c); r.SpawnError == nil {
-		t.Errorf("missing user: %+v", r)
+	for name, as := range map[string][3]string{"user": {"no-such-user"}, "group": {"", "no-such-group"}, "groups": {"", "", "no-such-group"}} {
+		if id, err := program.Lookup(as[0], as[1], strings.Fields(as[2])); err == nil {
+			t.Errorf("missing %s: %+v", name, id)
+		}
 	}
 }
 
@@ -174,7 +175,7 @@ func TestFiftyMegabytesArriveByteForByte(t *testing.T) {
 	want := sha256.New()
 	flood(want)
 	s := newSink()
-	if r := program.Run(t.Context(), command("flood", s)); r.Code == nil || *r.Code != 0 {
+	if r := run(t, t.Context(), command("flood", s)); r.Code == nil || *r.Code != 0 {
 		t.Fatalf("result %+v", r)
 	}
 	if n := len(s.text(program.Stdout)); n != floodBytes {
@@ -198,8 +199,8 @@ func endWhenReady(t *testing.T, s *sink) context.Context {
 func TestAProgramMayEndByItselfOnTerm(t *testing.T) {
 	t.Parallel()
 	s := newSink()
-	r := program.Run(endWhenReady(t, s), command("on_term", s))
-	if !r.Ended || r.Code == nil || *r.Code != 3 {
+	r := run(t, endWhenReady(t, s), command("on_term", s))
+	if !r.Ended || r.Code == nil || *r.Code != 3 || r.KilledBy != program.ByTerm {
 		t.Errorf("result %+v", r)
 	}
 	if got := s.text(program.Stdout); got != "ready\nbye\n" {
@@ -219,51 +220,13 @@ func TestAProgramThatIgnoresTermIsKilledAfterTheGrace(t *testing.T) {
 		return grace
 	}
 	start := time.Now()
-	r := program.Run(endWhenReady(t, s), c)
-	if !r.Ended || r.Signal != "SIGKILL" {
+	r := run(t, endWhenReady(t, s), c)
+	if !r.Ended || r.Signal != "SIGKILL" || r.KilledBy != program.ByKill || r.Grace != grace {
 		t.Errorf("result %+v", r)
 	}
 	if d := time.Since(start); d < grace {
 		t.Errorf("killed after %s, before the grace of %s", d, grace)
 	}
-}
-
-func TestADescendantInTheGroupHoldsNothingUp(t *testing.T) {
-	t.Parallel()
-	s := newSink()
-	r := program.Run(t.Context(), command("grandchild", s))
-	if r.Code == nil || *r.Code != 0 || r.Ended || r.Cut {
-		t.Errorf("result %+v", r)
-	}
-	expectGone(t, pidOf(t, s))
-}
-
-func TestADescendantOutsideTheGroupIsCutOff(t *testing.T) {
-	t.Parallel()
-	s := newSink()
-	r := program.Run(t.Context(), command("grandchild_out_of_group", s))
-	if r.Code == nil || *r.Code != 0 || !r.Cut {
-		t.Errorf("result %+v", r)
-	}
-	// It left the group on purpose and lives on; the test ends it.
-	if err := syscall.Kill(pidOf(t, s), syscall.SIGKILL); err != nil {
-		t.Errorf("the descendant is gone: %v", err)
-	}
-}
-
-func pidOf(t *testing.T, s *sink) int {
-	t.Helper()
-	for line := range strings.Lines(s.text(program.Stdout)) {
-		if n, ok := strings.CutPrefix(strings.TrimSpace(line), "pid "); ok {
-			pid, err := strconv.Atoi(n)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pid
-		}
-	}
-	t.Fatalf("no pid in %q", s.text(program.Stdout))
-	return 0
 }
 
 // expectGone waits for the end of a process that was sent SIGKILL.
@@ -286,10 +249,23 @@ func TestARootAgentCanRunAProgramAsAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	s := newSink()
-	r := program.Run(t.Context(), program.Command{Path: "/usr/bin/id", Args: []string{"-u"}, Dir: "/", User: "nobody", Sink: s})
-	if r.Code == nil || *r.Code != 0 || s.text(program.Stdout) != "65534\n" {
-		t.Errorf("result %+v, output %q, %q", r, s.text(program.Stdout), s.text(program.Stderr))
+	for _, c := range []struct {
+		group  string
+		groups []string
+		want   string
+	}{
+		{"", nil, "uid=65534(nobody) gid=65534(nogroup) groups=65534(nogroup)\n"},
+		{"daemon", []string{"adm", "mail"}, "uid=65534(nobody) gid=1(daemon) groups=1(daemon),4(adm),8(mail)\n"},
+	} {
+		as, err := program.Lookup("nobody", c.group, c.groups)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := newSink()
+		r := run(t, t.Context(), program.Command{Path: "/usr/bin/id", Dir: "/", As: as, Sink: s})
+		if r.Code == nil || *r.Code != 0 || s.text(program.Stdout) != c.want {
+			t.Errorf("result %+v, output %q, %q", r, s.text(program.Stdout), s.text(program.Stderr))
+		}
 	}
 }
 
@@ -298,7 +274,7 @@ func TestTheChildDiesWithItsParent(t *testing.T) {
 	t.Parallel()
 	if os.Getenv("HEADGATE_PROGRAM_TEST_PARENT") != "" {
 		s := &printer{}
-		program.Run(t.Context(), command("wait", s))
+		run(t, t.Context(), command("wait", s))
 		return
 	}
 	r, w, err := os.Pipe()
