@@ -12,6 +12,7 @@ import (
 	"headgate/tasks/tasktest"
 )
 
+// Cases Q18.
 func TestReconcileByWhatTheAgentSays(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		once := func(s *tasks.Submission) { s.Delivery = kinds.DeliveryOnce }

@@ -237,6 +237,7 @@ func TestOddAnswersArePassedOnForTheQueueToJudge(t *testing.T) {
 	}
 }
 
+// Cases R27.
 func TestASilentAgentIsNoticed(t *testing.T) {
 	t.Parallel()
 	limits := quick()

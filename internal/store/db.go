@@ -60,6 +60,10 @@ const (
 	migrationConns   = 2
 	migrationIdle    = time.Minute
 
+	// DefaultUpkeepTimeout bounds one statement of upkeep: reading all results of
+	// a partition takes seconds, and a vacuum of the queue no longer.
+	DefaultUpkeepTimeout = 5 * time.Minute
+
 	// upkeepLockTimeout is how long upkeep waits for others. Nobody waits for it
 	// meanwhile, save a maker of partitions.
 	upkeepLockTimeout = 3 * time.Second
@@ -84,6 +88,7 @@ type Config struct {
 
 	StatementTimeout time.Duration
 	PageTimeout      time.Duration
+	UpkeepTimeout    time.Duration
 	SocketSlack      time.Duration
 	ConnectTimeout   time.Duration
 	CommitWait       time.Duration
@@ -109,6 +114,7 @@ func (c Config) withDefaults() Config {
 	setInt(&c.PageConns, DefaultPageConns)
 	setTime(&c.StatementTimeout, DefaultStatementTimeout)
 	setTime(&c.PageTimeout, DefaultPageTimeout)
+	setTime(&c.UpkeepTimeout, DefaultUpkeepTimeout)
 	setTime(&c.SocketSlack, DefaultSocketSlack)
 	setTime(&c.ConnectTimeout, DefaultConnectTimeout)
 	setTime(&c.CommitWait, DefaultCommitWait)
@@ -243,7 +249,7 @@ func (d *DB) openPools(base, direct pq.Config) error {
 		{&d.general, base, shared, c.GeneralConns, c.StatementTimeout, c.SocketSlack, general},
 		{&d.pages, base, shared, c.PageConns, c.PageTimeout, c.SocketSlack, pages},
 		{&d.probes, base, shared, 1, probeTimeout, 0, map[string]string{"application_name": "headgate probe"}},
-		{&d.upkeep, direct, own.bare(), upkeepConns, migrationTimeout, c.SocketSlack, upkeepSettings()},
+		{&d.upkeep, direct, own.bare(), upkeepConns, c.UpkeepTimeout, c.SocketSlack, upkeepSettings()},
 		{&d.admin, direct, own.bare(), migrationConns, migrationTimeout, c.SocketSlack, map[string]string{"application_name": "headgate migrations"}},
 	} {
 		pool, err := d.pool(p.base, p.through, p.conns, p.limit, p.slack, p.settings)

@@ -37,6 +37,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 	}
 }
 
+// Cases Q23.
 func TestPoolsHaveTheirSettings(t *testing.T) {
 	t.Parallel()
 	d := open(t)
@@ -212,6 +213,7 @@ func TestMetricsCountTurns(t *testing.T) {
 	}
 }
 
+// Cases Q24.
 func TestNotifierDeliversAndComesBack(t *testing.T) {
 	t.Parallel()
 	d, direct, p := behindProxy(t)

@@ -77,6 +77,8 @@ func explain(t *testing.T, r *rig, turn *tasks.Turn) planNode {
 
 // TestTurnTouchesAFewRowsWhateverTheStatistics runs the whole turn with every
 // combination of size and statistics that made plans flip elsewhere.
+//
+// Cases Q21.
 func TestTurnTouchesAFewRowsWhateverTheStatistics(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 50)
@@ -164,6 +166,8 @@ func busyTurn(r *rig) (*tasks.Turn, int) {
 // TestLooksOfTheLoopReadTheirOwnRows pins what the write loop asks beside its
 // turns: each look reads the rows of the agents that it names, however many
 // tasks others have and however many agents were ever removed.
+//
+// Cases Q16.
 func TestLooksOfTheLoopReadTheirOwnRows(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 5)

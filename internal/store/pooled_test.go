@@ -16,6 +16,7 @@ import (
 // many are set up; by default it refuses them.
 const forgetful = "ignore_startup_parameters = extra_float_digits,statement_timeout,lock_timeout,jit,options"
 
+// Cases Q27.
 func TestEverythingWorksThroughAPoolerInTransactionMode(t *testing.T) {
 	t.Parallel()
 	for name, settings := range map[string][]string{
@@ -157,6 +158,7 @@ func TestADirectWayServesWhatNeedsASession(t *testing.T) {
 	}
 }
 
+// Cases Q27.
 func TestBehindAPoolerEverythingIsLookedAtAgain(t *testing.T) {
 	t.Parallel()
 	n := &Notifier{poll: true, ping: time.Millisecond}

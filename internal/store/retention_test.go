@@ -63,6 +63,7 @@ func (r *rig) tables() int {
 	return r.count(`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p[0-9]+$'`)
 }
 
+// Cases Q23, Q38.
 func TestRetentionDropsWholePartitionsAndSaysSo(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -96,6 +96,7 @@ func TestTheQueueStaysSmallWithoutAutovacuum(t *testing.T) {
 	}
 }
 
+// Cases Q22.
 func TestVacuumGivesWayToASnapshot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 100)

@@ -255,6 +255,7 @@ func TestOldOwnerWritesNothing(t *testing.T) {
 	}
 }
 
+// Cases Q18.
 func TestTakeOverWaitsForTheRunningTurn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -301,6 +302,8 @@ func TestTakeOverWaitsForTheRunningTurn(t *testing.T) {
 // lease, which the one write loop of a shard never does. A turn that waited for
 // a row which another has changed meanwhile does not see the new version; it
 // finds fewer rows than it had locked and is refused as a whole.
+//
+// Cases Q13.
 func TestFourSessionsNeverDeadlock(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 40)
@@ -387,6 +390,7 @@ func TestDueOverdueAndRefill(t *testing.T) {
 	checkInvariant(t, r.DB)
 }
 
+// Cases Q26.
 func TestHistoryNeverChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// Cases Q22.
 func TestHealthNamesWhoHoldsAnOldSnapshot(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
