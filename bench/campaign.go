@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"time"
+
+	"headgate/internal/testkit/history"
 )
 
 // The campaign runs two controllers on one database, crews of agents, agents of
@@ -28,9 +30,11 @@ type campaignPlan struct {
 
 	gapMin, gapMax time.Duration // between two faults
 	rate           float64       // tasks a second at most; 0 = as the faults go on
+	open           int           // tasks that are open before the clients pause
 	most           time.Duration // then it ends, however far it is
 	settle         time.Duration // after healing, until the queue is empty
 	faults         func(context.Context, *campaign) error
+	shadow         bool // each change of a row is written down, too
 }
 
 // settleLimit is how long the queue may take to be empty once all is healed;
@@ -49,7 +53,7 @@ type campaignSizes struct {
 func (s campaignSizes) full() campaignPlan {
 	p := campaignPlan{
 		name: "campaign", seed: s.seed, kills: s.kills, tasks: s.tasks, controllers: 2, crews: 4, agents: 20, reals: 5,
-		gapMin: 300 * time.Millisecond, gapMax: 2 * time.Second, most: time.Hour, settle: settleLimit, faults: scheduled,
+		gapMin: 300 * time.Millisecond, gapMax: 2 * time.Second, open: mostOpen, most: time.Hour, settle: settleLimit, faults: scheduled,
 	}
 	if p.seed == 0 {
 		p.seed = rand.Uint64()
@@ -61,7 +65,7 @@ func (s campaignSizes) full() campaignPlan {
 func (s campaignSizes) quick() campaignPlan {
 	p := s.full()
 	p.name, p.kills, p.tasks, p.crews, p.agents, p.reals = "quick_campaign", quickKills, quickTasks, 2, 8, 2
-	p.settle *= 2
+	p.settle, p.shadow = 2*settleLimit, true
 	return p
 }
 
@@ -141,6 +145,9 @@ func (c *campaign) nodes() []*node {
 }
 
 func (c *campaign) whole(ctx context.Context) error {
+	if err := c.openBooks(); err != nil {
+		return err
+	}
 	if err := c.setUp(ctx); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
@@ -153,6 +160,7 @@ func (c *campaign) whole(ctx context.Context) error {
 	c.b.note("%s: %d kills and freezes, %d cuts, %d tasks acknowledged after %s; healing",
 		c.plan.name, c.faults.kills.Load(), c.faults.cuts.Load(), c.book.acknowledged(), time.Since(c.faults.began).Round(time.Second))
 	healed := time.Now()
+	c.faults.out.Healed("all")
 	load.finish()
 	if err != nil {
 		return err
@@ -162,7 +170,19 @@ func (c *campaign) whole(ctx context.Context) error {
 	load.answered()
 	end.stopped = c.stopControllers()
 	load.leave()
+	if err := errors.Join(c.book.Close(), c.faults.out.Close()); err != nil {
+		return err
+	}
 	return errors.Join(context.Cause(ctx), c.judge(ctx, end))
+}
+
+// openBooks makes the files of what is done here.
+func (c *campaign) openBooks() (err error) {
+	if c.book.Writer, err = history.Open(c.path("clients.jsonl")); err != nil {
+		return err
+	}
+	c.faults.out, err = history.Open(c.path("faults.jsonl"))
+	return err
 }
 
 // finish is how a campaign ended.

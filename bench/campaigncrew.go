@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"headgate/internal/agent"
 	"headgate/internal/fault"
 	"headgate/internal/kinds"
+	"headgate/internal/testkit/history"
 )
 
 // A crew is one process with many agents, all of them the real one with its
@@ -27,8 +29,8 @@ type crewPlace struct {
 	port int
 }
 
-// address gives where agent i of the crew listens, or, from outside, the relay
-// in front of it.
+// address gives where agent i of the crew listens, relayed where the relay in
+// front of it does.
 func (p crewPlace) address(i int) string {
 	return fmt.Sprintf("127.66.%d.%d:%d", p.crew+1, i+1, p.port)
 }
@@ -37,13 +39,12 @@ func (p crewPlace) relayed(i int) string {
 	return fmt.Sprintf("127.67.%d.%d:%d", p.crew+1, i+1, p.port)
 }
 
-// effectsFile is the record of a crew, or of an agent of its own.
-const effectsFile = "effects"
+// idsFile holds the ids of a crew's agents once they are paired.
+const idsFile = "ids.json"
 
-// work is what a task of a campaign is: its token, and how long it takes.
+// work is what a task of a campaign is: how long it takes.
 type work struct {
-	Token  int `json:"t"`
-	Millis int `json:"ms,omitempty"`
+	Millis int `json:"ms"`
 }
 
 // crewAt is runCrew for the words of a command line.
@@ -56,13 +57,28 @@ func crewAt(ctx context.Context, dir string, agents int, place string) error {
 }
 
 // runCrew is the process.
-func runCrew(ctx context.Context, dir string, agents int, place crewPlace) error {
-	out, err := os.OpenFile(filepath.Join(dir, effectsFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // a record to read
+func runCrew(ctx context.Context, dir string, agents int, place crewPlace) (err error) {
+	out, err := history.Open(filepath.Join(dir, historyFile))
 	if err != nil {
 		return err
 	}
-	defer out.Close()
-	if _, err := fmt.Fprintln(out, "B", monotonic()); err != nil {
+	defer func() { err = errors.Join(err, out.Close()) }()
+	ids := sync.OnceValues(func() (ids []string, err error) {
+		data, err := os.ReadFile(filepath.Join(dir, idsFile))
+		if err == nil {
+			err = json.Unmarshal(data, &ids)
+		}
+		return ids, err
+	})
+	if _, err := os.Stat(filepath.Join(dir, idsFile)); err == nil { // else nothing has run
+		all, err := ids()
+		if err != nil {
+			return err
+		}
+		for _, id := range all {
+			out.Boot(id)
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
@@ -76,7 +92,7 @@ func runCrew(ctx context.Context, dir string, agents int, place crewPlace) error
 			errs[i] = agent.Run(ctx, agent.Config{
 				DataDir: filepath.Join(dir, fmt.Sprint(i)), Listen: place.address(i), Name: fmt.Sprintf("crew-%d-%d", place.crew, i),
 				EnrolTokenFile: filepath.Join(dir, "token"), Logger: log.With("agent", i),
-				Around: func(e agent.Executor) agent.Executor { return &witness{out: out, agent: i, inner: e} },
+				Around: func(e agent.Executor) agent.Executor { return &witness{out: out, ids: ids, index: i, inner: e} },
 			})
 		})
 	}
@@ -84,31 +100,28 @@ func runCrew(ctx context.Context, dir string, agents int, place crewPlace) error
 	return errors.Join(errs...)
 }
 
-// witness notes what runs.
+// witness writes down what runs.
 type witness struct {
-	out   *os.File
-	agent int
+	out   *history.Writer
+	ids   func() ([]string, error)
+	index int
 	inner agent.Executor
 }
 
 func (w *witness) Execute(ctx context.Context, t agent.Task) agent.Ending {
 	var todo work
-	if t.Kind != kinds.Echo || json.Unmarshal(t.Args, &todo) != nil {
-		return w.inner.Execute(ctx, t)
+	ids, err := w.ids()
+	if err == nil {
+		err = json.Unmarshal(t.Args, &todo)
 	}
-	if err := w.note('S', todo.Token, t); err != nil {
-		return agent.Ending{Outcome: "failed", Reason: "no_record", Detail: err.Error()}
+	if err != nil || t.Kind != kinds.Echo {
+		return agent.Ending{Outcome: "failed", Reason: "no_campaign", Detail: fmt.Sprintf("A task of kind %s: %v", t.Kind, err)}
 	}
+	r := history.Run{Agent: ids[w.index], ID: t.ID, Attempt: int(t.Attempt)}
+	w.out.Start(r)
 	fault.Point("mid_run")
 	_ = wait(ctx, time.Duration(todo.Millis)*time.Millisecond) // a cancelled one ends early
 	end := w.inner.Execute(ctx, t)
-	if err := w.note('E', todo.Token, t); err != nil {
-		return agent.Ending{Outcome: "failed", Reason: "no_record", Detail: err.Error()}
-	}
+	w.out.End(r, end.Outcome)
 	return end
-}
-
-func (w *witness) note(what byte, token int, t agent.Task) error {
-	_, err := fmt.Fprintf(w.out, "%c %d %d %d %d %d\n", what, w.agent, token, t.ID, t.Attempt, monotonic())
-	return err
 }

@@ -4,14 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"headgate/internal/testkit/history"
 )
 
-// faultLog counts the faults and writes down when each began and ended.
+// faultLog counts the faults and writes down when each began and ended. A fault
+// that has healed is no event of its own to the checker: others go on.
 type faultLog struct {
 	began       time.Time
 	kills, cuts atomic.Int64
@@ -19,17 +21,12 @@ type faultLog struct {
 	overLease   atomic.Int64 // controllers frozen for longer than their leases
 	restarts    atomic.Int64 // of controllers that were ready again
 
+	out *history.Writer
+
 	mu      sync.Mutex
-	file    *os.File
 	errs    []error
 	slowest time.Duration // from the start of a controller until it was ready
 	busy    map[string]bool
-}
-
-func (f *faultLog) write(format string, args ...any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	fmt.Fprintf(f.file, "%d %s\n", monotonic(), fmt.Sprintf(format, args...))
 }
 
 // take reserves a target: a second fault waits until the first is healed.
@@ -87,13 +84,7 @@ func faultTable() []faultKind {
 // runFaults has the plan's faults made and gives what could not be healed.
 func (c *campaign) runFaults(ctx context.Context) error {
 	f := &c.faults
-	file, err := os.Create(c.path("faults.log"))
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	f.file = file
-	err = c.plan.faults(ctx, c)
+	err := c.plan.faults(ctx, c)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return errors.Join(append(f.errs, err)...)
@@ -153,11 +144,11 @@ func (c *campaign) draw() *plannedFault {
 // inflict begins a fault and has it ended when its time, or faulty, is over.
 func (c *campaign) inflict(ctx, faulty context.Context, p *plannedFault, healing *sync.WaitGroup) {
 	f := &c.faults
-	f.write("%s %s for %s", p.target, p.what, p.last)
+	f.out.Fault(fmt.Sprintf("%s %s for %s", p.target, p.what, p.last))
 	err := p.begin(ctx)
 	switch {
 	case err != nil: // the database is still busy with the last one
-		f.write("%s %s failed: %v", p.target, p.what, err)
+		f.out.Fault(fmt.Sprintf("%s %s failed: %v", p.target, p.what, err))
 	case p.kill:
 		f.kills.Add(1)
 	default:
@@ -169,7 +160,7 @@ func (c *campaign) inflict(ctx, faulty context.Context, p *plannedFault, healing
 		if p.end != nil {
 			err = p.end(ctx)
 		}
-		f.write("%s healed", p.target)
+		f.out.Fault(p.target + " healed")
 		f.free(p.target, err)
 	})
 }

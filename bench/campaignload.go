@@ -13,6 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"headgate/internal/testkit/history"
 )
 
 const (
@@ -40,16 +42,15 @@ type load struct {
 
 	stop    context.CancelFunc
 	open    atomic.Int64 // tasks not completed, as of a moment ago
-	recent  chan int     // tokens that waiters may wait for
+	recent  chan int64   // tasks that waiters may wait for
 	streams []*streamWatch
-	missing atomic.Int64 // waiters that were never told
 }
 
 func (c *campaign) startLoad(ctx context.Context) (*load, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	l := &load{c: c, ending: make(chan struct{}), stop: cancel, recent: make(chan int, 4096)}
+	l := &load{c: c, ending: make(chan struct{}), stop: cancel, recent: make(chan int64, 4096)}
 	for i := range batchLoaders + singleLoaders {
-		s := &sender{load: l, chance: rand.New(rand.NewPCG(c.plan.seed, uint64(i+1))), batches: i < batchLoaders}
+		s := &sender{load: l, chance: rand.New(rand.NewPCG(c.plan.seed, uint64(i+1))), batches: i < batchLoaders, number: i}
 		s.client = &http.Client{Timeout: submitTimeout, Transport: &http.Transport{}}
 		l.senders.Go(func() { s.run(ctx) })
 	}
@@ -93,16 +94,13 @@ func (l *load) answered() {
 func (l *load) leave() {
 	l.stop()
 	l.others.Wait()
-	if n := l.missing.Load(); n > 0 {
-		l.c.book.strange(fmt.Sprintf("%d waiters were never told of an end", n))
-	}
 }
 
 // may says whether the next tasks may be sent now: as many tasks as the plan
 // has for the faults so far, and not too many open ones.
 func (l *load) may() bool {
 	c := l.c
-	if l.open.Load() > mostOpen {
+	if l.open.Load() > int64(c.plan.open) {
 		return false
 	}
 	done := c.book.acknowledged()
@@ -118,8 +116,9 @@ type sender struct {
 	chance  *rand.Rand
 	client  *http.Client
 	batches bool
+	number  int // among the senders
 	at      int // controller that answered last
-	n       int
+	n       int // requests so far
 }
 
 func (s *sender) run(ctx context.Context) {
@@ -151,46 +150,69 @@ type task struct {
 	Args     any    `json:"args"`
 	Timeout  string `json:"timeout"`
 	Delivery string `json:"delivery,omitempty"`
+	once     bool
+}
+
+// submission is one request of a client.
+type submission struct {
+	path  string
+	key   string
+	body  []byte
+	op    int64 // of the first task in the book
+	tasks int
+	batch bool
 }
 
 // submit sends a batch or a single task until its outcome is known, or, now and
 // then, leaves it unknown.
 func (s *sender) submit(ctx context.Context) {
-	n := 1
-	if s.batches {
-		n = 1 + s.chance.IntN(mostInBatch)
-	}
-	entries := make([]entry, n)
-	for i := range entries {
-		entries[i] = entry{Agent: s.agent(), Once: s.chance.IntN(3) == 0}
-	}
-	first := s.load.c.book.reserve(entries)
-	tasks := make([]task, n)
-	for i, e := range entries {
-		tasks[i] = s.task(first+i, e)
-	}
-	var body any = tasks[0]
-	path := "/api/v1/tasks"
-	waits := !s.batches && s.chance.IntN(4) == 0
-	switch {
-	case s.batches:
-		body, path = map[string]any{"tasks": tasks}, "/api/v1/tasks/batch"
-	case waits:
-		path += "?wait=5s"
-	}
-	data, err := json.Marshal(body)
+	sub, err := s.compose()
 	if err != nil {
-		s.load.c.book.strange(err.Error())
+		s.load.c.book.strange("%v", err)
 		return
 	}
-	key := fmt.Sprintf("campaign-%d", first)
 	for ctx.Err() == nil {
-		known := s.try(ctx, path, key, data, first, n)
-		if known || s.chance.IntN(100) < abandoned {
+		if s.try(ctx, sub) {
 			return
+		}
+		if s.chance.IntN(100) < abandoned {
+			break
 		}
 		_ = wait(ctx, time.Duration(20+s.chance.IntN(200))*time.Millisecond) // the loop looks at ctx
 	}
+	for i := range sub.tasks {
+		s.load.c.book.Unanswered(sub.op+int64(i), "left unknown")
+	}
+}
+
+// compose makes a request and writes it into the book.
+func (s *sender) compose() (*submission, error) {
+	book := &s.load.c.book
+	s.n++
+	sub := &submission{path: "/api/v1/tasks", key: fmt.Sprintf("%d-%d", s.number, s.n), tasks: 1, batch: s.batches}
+	if s.batches {
+		sub.tasks = 1 + s.chance.IntN(mostInBatch)
+	}
+	tasks := make([]task, sub.tasks)
+	notes := make([]history.Submission, sub.tasks)
+	for i := range tasks {
+		tasks[i] = s.task()
+		notes[i] = history.Submission{Agent: tasks[i].Agent, Key: sub.key, Once: tasks[i].once}
+		if s.batches {
+			notes[i].Key += "#" + strconv.Itoa(i)
+		}
+	}
+	var body any = tasks[0]
+	switch {
+	case s.batches:
+		body, sub.path = map[string]any{"tasks": tasks}, "/api/v1/tasks/batch"
+	case s.chance.IntN(4) == 0:
+		sub.path += "?wait=5s"
+	}
+	var err error
+	sub.body, err = json.Marshal(body)
+	sub.op = book.SubmitAll(notes...)
+	return sub, err
 }
 
 // agent chooses an agent; those of their own start a program for each task and
@@ -203,9 +225,9 @@ func (s *sender) agent() int {
 	return s.chance.IntN(crewed)
 }
 
-// task makes the request; most take no time, some a little, few long.
-func (s *sender) task(token int, e entry) task {
-	a := s.load.c.agents[e.Agent]
+// task makes a task; most take no time, some a little, few long.
+func (s *sender) task() task {
+	a := s.load.c.agents[s.agent()]
 	ms := 0
 	switch n := s.chance.IntN(10_000); {
 	case n < 2 && !s.load.c.nearlyOver():
@@ -215,14 +237,14 @@ func (s *sender) task(token int, e entry) task {
 	case n < 1000:
 		ms = 1 + s.chance.IntN(20)
 	}
-	t := task{Agent: a.id, Kind: "core.echo", Args: work{Token: token, Millis: ms}, Timeout: "60s"}
+	t := task{Agent: a.id, Kind: "core.echo", Args: work{Millis: ms}, Timeout: "60s"}
 	if a.real {
-		t.Kind, t.Timeout = "cmd.run", "2m"
+		t.Kind, t.Timeout, t.once = "cmd.run", "2m", true
 		t.Args = map[string]any{"program": "effect", "args": map[string]any{
-			"token": token, "seconds": strconv.FormatFloat(float64(ms)/1000, 'f', 3, 64),
+			"agent": a.id, "seconds": strconv.FormatFloat(float64(ms)/1000, 'f', 3, 64),
 		}}
-	} else if e.Once {
-		t.Delivery = "once"
+	} else if s.chance.IntN(3) == 0 {
+		t.Delivery, t.once = "once", true
 	}
 	return t
 }
@@ -234,43 +256,44 @@ func (c *campaign) nearlyOver() bool {
 }
 
 // try sends once. It says whether the outcome is known.
-func (s *sender) try(ctx context.Context, path, key string, body []byte, first, n int) (known bool) {
+func (s *sender) try(ctx context.Context, sub *submission) (known bool) {
 	c := s.load.c
-	status, answer, err := c.post(ctx, s.client, s.at, path, key, body)
+	status, answer, err := c.post(ctx, s.client, s.at, sub)
 	if err != nil || status >= 500 || status == http.StatusTooManyRequests || status == http.StatusConflict {
 		s.at = (s.at + 1) % len(c.controllers)
 		return false
 	}
 	if status != http.StatusAccepted && status != http.StatusOK {
-		c.book.strange(fmt.Sprintf("POST %s answered %d: %.300s", path, status, answer))
+		c.book.strange("POST %s answered %d: %.300s", sub.path, status, answer)
 		return true
 	}
-	ids, outcome, err := idsOf(answer, s.batches)
-	if err != nil || len(ids) != n {
-		c.book.strange(fmt.Sprintf("POST %s gave %d ids for %d tasks: %v", path, len(ids), n, err))
+	ids, outcome, err := idsOf(answer, sub.batch)
+	if err != nil || len(ids) != sub.tasks {
+		c.book.strange("POST %s gave %d ids for %d tasks: %v", sub.path, len(ids), sub.tasks, err)
 		return true
 	}
-	c.book.acknowledge(first, ids)
+	c.book.AckedAll(sub.op, ids, status)
+	c.book.acked.Add(int64(len(ids)))
 	if outcome != "" {
-		c.book.told(first, outcome)
+		c.book.Seen(history.Now(), ids[0], history.StateCompleted, outcome)
 	}
-	if s.n++; s.n%4 == 0 {
+	if s.n%4 == 0 {
 		select {
-		case s.load.recent <- first:
+		case s.load.recent <- ids[0]:
 		default:
 		}
 	}
 	return true
 }
 
-func (c *campaign) post(ctx context.Context, client *http.Client, at int, path, key string, body []byte) (int, []byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.controllers[at].url+path, bytes.NewReader(body))
+func (c *campaign) post(ctx context.Context, client *http.Client, at int, sub *submission) (int, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.controllers[at].url+sub.path, bytes.NewReader(sub.body))
 	if err != nil {
 		return 0, nil, err
 	}
 	req.Header.Set("Authorization", "Bearer "+c.token)
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Idempotency-Key", key)
+	req.Header.Set("Idempotency-Key", sub.key)
 	res, err := client.Do(req)
 	if err != nil {
 		return 0, nil, err
@@ -320,28 +343,26 @@ type awaiter struct {
 }
 
 func (w *awaiter) run(ctx context.Context) {
-	for token := range w.load.recent {
-		if err := w.await(ctx, token); err != nil {
-			w.load.missing.Add(1)
-		}
+	for id := range w.load.recent {
+		w.await(ctx, id)
 	}
 }
 
-func (w *awaiter) await(ctx context.Context, token int) error {
-	c := w.load.c
-	c.book.mu.Lock()
-	id := c.book.entries[token].ID
-	c.book.mu.Unlock()
+// await asks until it is told; whoever gives up before that was not told in
+// time.
+func (w *awaiter) await(ctx context.Context, id int64) {
+	book := &w.load.c.book
+	waiter := book.await(id)
 	for {
 		outcome, err := w.ask(ctx, id)
 		if err == nil && outcome != "" {
-			c.book.told(token, outcome)
-			return nil
+			book.Told(waiter, id, outcome)
+			return
 		}
 		if err != nil {
 			w.at++
-			if err := wait(ctx, 100*time.Millisecond); err != nil {
-				return err
+			if wait(ctx, 100*time.Millisecond) != nil {
+				return
 			}
 		}
 	}
@@ -363,7 +384,7 @@ func (w *awaiter) ask(ctx context.Context, id int64) (outcome string, err error)
 	var t answered
 	switch {
 	case res.StatusCode == http.StatusNotFound:
-		c.book.strange(fmt.Sprintf("task %d was acknowledged, but is not found", id))
+		c.book.strange("task %d was acknowledged, but is not found", id)
 		return "", errors.New("not found")
 	case res.StatusCode != http.StatusOK:
 		return "", fmt.Errorf("answer %d", res.StatusCode)

@@ -29,12 +29,15 @@ const (
 	// roundsOfPoints is how often each point is met in the long trial.
 	roundsOfPoints = 40
 	// latestPass is the latest pass of a point at which a process is killed.
-	latestPass = 30
+	latestPass = 15
 	// pointWait is how long a process may take to come to a point, its start
 	// included.
 	pointWait = time.Minute
-	// pointRate is how many tasks a second pass meanwhile.
+	// pointRate is how many tasks a second pass meanwhile, pointOpen how many
+	// may be open: agents that always have a next task are told with it what to
+	// forget, and before_forget is never met.
 	pointRate = 400
+	pointOpen = 100
 )
 
 // chaosPoints meets each point often. Cases P1, R11, R29.
@@ -55,8 +58,9 @@ func (b *bench) runPoints(ctx context.Context, rounds int) error {
 	}
 	plan := b.sizes.full()
 	plan.name, plan.controllers, plan.crews, plan.agents, plan.reals, plan.rate = "points", 1, 1, 12, 0, pointRate
+	plan.open = pointOpen
 	plan.kills = rounds * (len(controllerPoints()) + len(crewPoints()))
-	plan.tasks, plan.settle = plan.kills, 2*settleLimit
+	plan.tasks, plan.settle, plan.shadow = plan.kills, 2*settleLimit, true
 	plan.faults = func(ctx context.Context, c *campaign) error { return c.meetPoints(ctx, rounds) }
 	return faulty.runCampaign(ctx, plan)
 }
@@ -105,7 +109,7 @@ func (c *campaign) meetEach(ctx context.Context, n *node, points []string) error
 // meet starts a process that is to die at a point, and waits until it has.
 func (c *campaign) meet(ctx context.Context, n *node, point string) error {
 	order := fmt.Sprintf("%s:kill@%d", point, 1+c.chance.IntN(latestPass))
-	c.faults.write("%s meets %s", n.name, order)
+	c.faults.out.Fault(n.name + " meets " + order)
 	if err := n.startWith("HG_FAULT=" + order); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"headgate/internal/testkit/history"
 )
 
 // controllerNode is one controller with the network between it and the
@@ -36,6 +39,7 @@ type realNode struct {
 	*node
 	address string
 	dir     string
+	id      string // once it is paired
 }
 
 // pairAgain is the pause until an agent is asked again; it takes one try in 2 s.
@@ -49,6 +53,11 @@ func (c *campaign) setUp(ctx context.Context) error {
 	}
 	for i := range c.plan.controllers {
 		if err := c.addController(ctx, i); err != nil {
+			return err
+		}
+	}
+	if c.plan.shadow {
+		if err := c.watchRows(ctx); err != nil {
 			return err
 		}
 	}
@@ -71,6 +80,39 @@ func (c *campaign) setUp(ctx context.Context) error {
 	}
 	for i := range c.controllers {
 		if err := c.knowsAll(ctx, i); err != nil {
+			return err
+		}
+	}
+	return c.nameAll()
+}
+
+// watchRows makes the table in which the database writes down each change.
+func (c *campaign) watchRows(ctx context.Context) error {
+	db, err := openDB(c.database.now().DSN())
+	if err != nil {
+		return err
+	}
+	defer release(db)
+	_, err = db.ExecContext(ctx, history.ShadowSQL)
+	return err
+}
+
+// nameAll tells those who write histories the ids of their agents.
+func (c *campaign) nameAll() error {
+	ids := make([][]string, len(c.crews))
+	for _, a := range c.agents {
+		if a.real {
+			c.reals[a.group].id = a.id
+		} else {
+			ids[a.group] = append(ids[a.group], a.id)
+		}
+	}
+	for i, n := range c.crews {
+		data, err := json.Marshal(ids[i])
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(n.dir, idsFile), data, 0o600); err != nil {
 			return err
 		}
 	}
@@ -214,16 +256,27 @@ func agentDir(dir, enrolment string) error {
 	return os.WriteFile(filepath.Join(dir, "token"), []byte(enrolment), 0o600)
 }
 
-// realPolicy lets an agent of its own do one thing: note its token in a file,
-// take its time, and note it again.
+// realPolicy lets an agent of its own do one thing: run effectScript.
 const realPolicy = `version: 1
 programs:
   effect:
     path: %s
-    args: ["-c", "echo \"S 0 $1\" >> %[2]s; sleep $2; echo \"E 0 $1\" >> %[2]s", "effect", "{token}", "{seconds}"]
+    args: ["%[2]s", "{agent}", "{seconds}"]
     params:
-      token: {type: int, required: true}
+      agent: {type: string, required: true}
       seconds: {type: string, pattern: "[0-9.]+", required: true}
+`
+
+// effectScript writes down that it began, takes its time, and writes down that
+// it has ended. The clock is that of the histories, in hundredths of a second,
+// in which a slot has one order all the same.
+const effectScript = `note() {
+	read -r up rest < /proc/uptime
+	echo "{\"t\":${up%%.*}${up#*.}0000000,\"k\":\"$1\",\"a\":\"$2\",\"id\":$HEADGATE_TASK_ID,\"n\":$HEADGATE_ATTEMPT}" >> "$3"
+}
+note start "$1" HISTORY
+sleep "$2"
+note end "$1" HISTORY
 `
 
 func (c *campaign) addReal(ctx context.Context, i int, enrolment string) error {
@@ -240,8 +293,12 @@ func (c *campaign) addReal(ctx context.Context, i int, enrolment string) error {
 	if err != nil {
 		return err
 	}
-	policy := filepath.Join(n.dir, "policy.yaml")
-	if err := os.WriteFile(policy, fmt.Appendf(nil, realPolicy, shell, filepath.Join(n.dir, effectsFile)), 0o600); err != nil {
+	policy, script := filepath.Join(n.dir, "policy.yaml"), filepath.Join(n.dir, "effect.sh")
+	err = errors.Join(
+		os.WriteFile(script, []byte(strings.ReplaceAll(effectScript, "HISTORY", n.history())), 0o600),
+		os.WriteFile(policy, fmt.Appendf(nil, realPolicy, shell, script), 0o600),
+	)
+	if err != nil {
 		return err
 	}
 	args := []string{
@@ -255,16 +312,22 @@ func (c *campaign) addReal(ctx context.Context, i int, enrolment string) error {
 	return n.restart()
 }
 
-// restart starts the agent and notes it among its effects, as a crew does by
-// itself: what had begun before has ended with the process.
+// restart starts the agent and writes that down, as a crew does by itself: what
+// had begun before has ended with the process.
 func (n *realNode) restart() error {
-	f, err := os.OpenFile(filepath.Join(n.dir, effectsFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // a record to read
+	w, err := history.Open(n.history())
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(f, "B", monotonic())
-	return errors.Join(err, f.Close(), n.start())
+	if n.id != "" {
+		w.Boot(n.id)
+	}
+	return errors.Join(w.Close(), n.start())
 }
+
+func (n *realNode) history() string { return filepath.Join(n.dir, historyFile) }
+
+func (n *crewNode) history() string { return filepath.Join(n.dir, historyFile) }
 
 // pairAll pairs all agents through the first controller.
 func (c *campaign) pairAll(ctx context.Context) error {

@@ -19,10 +19,6 @@ type streamWatch struct {
 	controller int
 	last       string             // id of the last event
 	seen       map[int64]struct{} // tasks completed since the last reset
-	ends       int                // completions told
-	doubles    int
-	gaps       int // resumed from another start without a reset
-	resets     int
 }
 
 func (w *streamWatch) run(ctx context.Context) {
@@ -79,13 +75,12 @@ func (w *streamWatch) follow(ctx context.Context, client *http.Client) error {
 func (w *streamWatch) event(id, kind string, data []byte) {
 	if kind == "reset" {
 		clear(w.seen)
-		w.resets++
 		w.last = id
 		return
 	}
 	if id != "" {
 		if start, _, _ := strings.Cut(w.last, "-"); w.last != "" && !strings.HasPrefix(id, start+"-") {
-			w.gaps++
+			w.load.c.book.strange("the event stream of controller %d went from %s to %s without a reset", w.controller, w.last, id)
 		}
 		w.last = id
 	}
@@ -100,10 +95,8 @@ func (w *streamWatch) event(id, kind string, data []byte) {
 	if err != nil {
 		return
 	}
-	w.ends++
 	if _, twice := w.seen[n]; twice {
-		w.doubles++
-		w.load.c.book.strange(fmt.Sprintf("the event stream of controller %d told twice that task %d ended (event %s)", w.controller, n, id))
+		w.load.c.book.strange("the event stream of controller %d told twice that task %d ended (event %s)", w.controller, n, id)
 	}
 	w.seen[n] = struct{}{}
 }

@@ -172,6 +172,24 @@ func TestRules(t *testing.T) {
 			[]string{"order"},
 		},
 		{
+			"tried again after a restart of its agent",
+			[]history.Event{
+				submit(1, "a"), acked(1, 7), submit(2, "a"), acked(2, 8), boot, start("a", 8, 1, 1), end("a", 8, 1), start("a", 7, 2, 1), end("a", 7, 2),
+				final(7, "a", "failed"), final(8, "a", "failed"),
+			},
+			history.Options{},
+			nil,
+		},
+		{
+			"tried again without one",
+			[]history.Event{
+				submit(1, "a"), acked(1, 7), submit(2, "a"), acked(2, 8), start("a", 8, 1, 1), end("a", 8, 1), start("a", 7, 2, 1), end("a", 7, 2),
+				final(7, "a", "failed"), final(8, "a", "failed"),
+			},
+			history.Options{},
+			[]string{"order"},
+		},
+		{
 			"sent at the same time",
 			[]history.Event{
 				submit(1, "a"), submit(2, "a"), acked(1, 7), acked(2, 8), start("a", 8, 1, 1), end("a", 8, 1), start("a", 7, 1, 1), end("a", 7, 1),

@@ -167,12 +167,13 @@ func (c *Checker) judgeEpochs(a *agent) {
 }
 
 // judgeOrder: acknowledged before the other was sent means started before it,
-// for tasks of one agent and priority that both started. It walks them in the
-// order of their first starts and remembers the one that was sent last.
+// for tasks of one agent and priority that both started, and were not set back.
+// It walks them in the order of their first starts and remembers the one that
+// was sent last.
 func (c *Checker) judgeOrder(ids []int64) {
 	var list []*task
 	for _, id := range ids {
-		if t := c.tasks[id]; t.ack.is() && t.call.is() && t.begin.is() && !t.free {
+		if t := c.tasks[id]; t.ack.is() && t.call.is() && t.begin.is() && !t.free && !c.setBack(t) {
 			list = append(list, t)
 		}
 	}
@@ -193,6 +194,17 @@ func (c *Checker) judgeOrder(ids []int64) {
 			late = t
 		}
 	}
+}
+
+// setBack says whether a task lost its place by right: it had been given before
+// its first start, and its agent began anew in between. Such a task is tried
+// again after a pause, in which others run.
+func (c *Checker) setBack(t *task) bool {
+	const first = uint64(1) << 1 // the bit of the first attempt
+	if t.attempts&first != 0 || t.agent < 0 {
+		return false
+	}
+	return slices.ContainsFunc(c.agents[c.names[t.agent]].boots, func(m moment) bool { return m.t > t.call.t && m.t < t.begin.t })
 }
 
 // judgeWaiters: whoever asked was told, once.
