@@ -41,7 +41,9 @@ func table() []benchmark {
 		{[]string{"end_to_end_tasks_per_s_100_agents"}, benchFewAgents},
 		{[]string{"end_to_end_tasks_per_s_1000_agents", "end_to_end_vs_raw_grpc"}, benchManyAgents},
 		{[]string{"all_agents_ready_s_1000_agents"}, benchReadyThousand},
-		{[]string{"all_agents_ready_s"}, benchReady},
+		{[]string{"all_agents_ready_s", "fanout_1000_s", "fanout_10000_s", "list_tasks_p95_ms", "list_agents_p95_ms"}, benchLargeFleet},
+		{[]string{"result_p50_at_10k_ms", "result_p99_at_10k_ms"}, benchPace},
+		{[]string{"p99_beside_dead_backlog"}, benchBacklog},
 		{[]string{"memory_per_agent_kib", "memory_per_agent_vs_raw_grpc"}, benchMemory},
 	}
 }

@@ -11,23 +11,43 @@ import (
 // enough for a figure of seconds, seldom enough to cost the controller nothing.
 const readyLook = 100 * time.Millisecond
 
-// benchReady measures from the start of `headgate up` on existing data until
-// every agent that it knows has a session, for a large fleet.
-func benchReady(ctx context.Context, b *bench) error {
-	return b.timeReady(ctx, "all_agents_ready_s", maxSimulated)
-}
-
-// benchReadyThousand does the same for a fleet of ordinary size.
-func benchReadyThousand(ctx context.Context, b *bench) error {
-	return b.timeReady(ctx, "all_agents_ready_s_1000_agents", 1000)
-}
-
-func (b *bench) timeReady(ctx context.Context, figure string, agents int) (err error) {
+// benchLargeFleet measures a large fleet: from the start of `headgate up` on
+// existing data until every agent that it knows has a session, one call that
+// reaches them all, and lists at a large history.
+func benchLargeFleet(ctx context.Context, b *bench) (err error) {
 	r, err := b.newRig(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.close()) }()
+	if err := r.timeReady(ctx, "all_agents_ready_s", maxSimulated); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		figure string
+		agents int
+	}{{"fanout_1000_s", 1000}, {"fanout_10000_s", maxSimulated}} {
+		times, err := r.fanouts(ctx, f.agents)
+		if err != nil {
+			return err
+		}
+		b.figure(f.figure, median(times), "s")
+	}
+	return r.lists(ctx)
+}
+
+// benchReadyThousand measures the start with a fleet of ordinary size.
+func benchReadyThousand(ctx context.Context, b *bench) error {
+	r, err := b.newRig(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.timeReady(ctx, "all_agents_ready_s_1000_agents", 1000), r.close())
+}
+
+// timeReady enrols the agents and measures starts with them.
+func (r *rig) timeReady(ctx context.Context, figure string, agents int) error {
+	b := r.bench
 	began := time.Now()
 	if err := r.simulate(ctx, agents); err != nil {
 		return err
