@@ -226,6 +226,12 @@ func (m *Manager) AgentStats(num AgentNum) (AgentStats, bool) {
 	return a.stats(), true
 }
 
+// HasWork says whether tasks wait for an agent, or one is with it.
+func (m *Manager) HasWork(num AgentNum) bool {
+	s, ok := m.AgentStats(num)
+	return ok && (s.Depth > 0 || s.Busy != 0)
+}
+
 // AllAgentStats gives the same for every agent of this controller's shards.
 func (m *Manager) AllAgentStats() []AgentStats {
 	var all []AgentStats

@@ -126,6 +126,7 @@ func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
 		AllowLoopback: c.cfg.AllowLoopbackAgents, Deny: c.isOurs,
 		Logger: c.opts.Logger, Registerer: c.registry,
 		Publish: c.publishAgent, ProbeLag: c.probeLag, PingElsewhere: c.pingElsewhere,
+		HasWork: func(n tasks.AgentNum) bool { return c.parts.manager.HasWork(n) },
 	})
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 	"uuid"
 
@@ -102,6 +103,7 @@ type Fleet struct {
 
 	reload chan struct{} // cap 1: re-read the rows soon
 	upkeep chan struct{} // cap 1: members have something to be stored
+	away   atomic.Int64  // members between two dials
 
 	mu    sync.Mutex // guards all below; held over nothing but memory
 	ctx   context.Context

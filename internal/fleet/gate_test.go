@@ -323,6 +323,21 @@ func TestWhoDoesNotWaitAnyLongerLosesItsTurn(t *testing.T) {
 	})
 }
 
+// However many agents are away, those that tasks wait for are dialled about
+// eagerDials times a second in all, and no more.
+func TestEagerDialsAreBounded(t *testing.T) {
+	t.Parallel()
+	f := &Fleet{cfg: Config{Limits: Limits{}.withDefaults()}}
+	for away, want := range map[int64]time.Duration{1: defaultBackoffWork, 100: defaultBackoffWork, 10_000: 10_000 * time.Second / eagerDials} {
+		f.away.Store(away)
+		for range 100 {
+			if d := f.eager(); d < want/2 || d > want {
+				t.Errorf("with %d away: %s, want half of %s to all of it", away, d, want)
+			}
+		}
+	}
+}
+
 // TestJitterIsTakenOffAfterTheCap: agents at the cap must not dial in step.
 func TestJitterIsTakenOffAfterTheCap(t *testing.T) {
 	t.Parallel()

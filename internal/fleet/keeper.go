@@ -92,6 +92,9 @@ func (f *Fleet) keep(ctx context.Context, m *member, lease tasks.Lease) {
 		}
 		failures++
 		wait := delay(f.cfg.Limits, failures)
+		if f.cfg.HasWork(m.num) {
+			wait = min(wait, f.eager())
+		}
 		next := time.Now().Add(wait)
 		f.setHealth(ctx, m, HealthUnreachable, func(l *Live) {
 			l.Address, l.Cause, l.Sentence = t.address, t.cause, t.sentence
@@ -105,23 +108,42 @@ func (f *Fleet) keep(ctx context.Context, m *member, lease tasks.Lease) {
 		if s == nil && failures == 1 {
 			f.log.Info("agent cannot be reached", "agent", m.id, "cause", t.cause, "err", t)
 		}
-		if rest(ctx, m.kick, wait) {
+		if f.rest(ctx, m, wait) {
 			silent = false // somebody has reason to think that it will answer
 		}
 	}
 }
 
-// rest waits for d, or less if it is kicked.
-func rest(ctx context.Context, kick <-chan struct{}, d time.Duration) (kicked bool) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-kick:
-		return true
-	case <-t.C:
+// rest waits for d, or less if it is kicked or tasks have come for the agent.
+func (f *Fleet) rest(ctx context.Context, m *member, d time.Duration) (kicked bool) {
+	f.away.Add(1)
+	defer f.away.Add(-1)
+	for d > 0 {
+		step := min(d, f.eager())
+		d -= step
+		t := time.NewTimer(step)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return false
+		case <-m.kick:
+			t.Stop()
+			return true
+		case <-t.C:
+		}
+		if f.cfg.HasWork(m.num) {
+			return false
+		}
 	}
 	return false
+}
+
+// eager is the pause between dials to an agent for which tasks wait. It grows
+// with the number of agents that are away, so that a dead site costs about
+// eagerDials a second and no more.
+func (f *Fleet) eager() time.Duration {
+	d := max(f.cfg.Limits.BackoffWork, time.Duration(f.away.Load())*time.Second/eagerDials)
+	return time.Duration(float64(d) * (1 - backoffJitter*rand.Float64()))
 }
 
 // delay is the pause after so many failures in a row. The random part is

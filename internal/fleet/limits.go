@@ -36,6 +36,11 @@ const (
 	defaultBackoffBase = time.Second
 	defaultBackoffMax  = time.Minute
 	backoffFactor      = 1.6
+	// defaultBackoffWork is the longest pause while tasks wait for the agent: it
+	// may be back. eagerDials is about how many dials a second that may come to,
+	// over all agents that are away.
+	defaultBackoffWork = 4 * time.Second
+	eagerDials         = 200
 	// backoffJitter is the part of a delay that is random. It is taken off
 	// after the cap, so that agents at the cap do not dial in step.
 	backoffJitter = 0.5
@@ -93,6 +98,7 @@ type Limits struct {
 	UserTimeout    time.Duration
 	BackoffBase    time.Duration
 	BackoffMax     time.Duration
+	BackoffWork    time.Duration
 	MaxMessage     int // bytes of one message from an agent
 	Window         int // bytes, per connection
 	Strikes        int
@@ -114,6 +120,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.UserTimeout, defaultUserTimeout)
 	set(&l.BackoffBase, defaultBackoffBase)
 	set(&l.BackoffMax, defaultBackoffMax)
+	set(&l.BackoffWork, defaultBackoffWork)
 	set(&l.MaxMessage, defaultMaxMessage)
 	set(&l.Window, defaultWindow)
 	set(&l.Strikes, defaultStrikes)

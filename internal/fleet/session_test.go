@@ -372,6 +372,45 @@ func TestDialsBackOffAndComeBack(t *testing.T) {
 	h.up(row.Num, 1)
 }
 
+// An agent that tasks wait for is not left alone until a long back-off is over:
+// it may have come back.
+func TestAnAgentWithTasksIsDialledSoon(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	tries := make(chan struct{}, 1000)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+			tries <- struct{}{}
+		}
+	}()
+	limits := quick()
+	limits.BackoffBase, limits.BackoffMax, limits.BackoffWork = time.Hour, time.Hour, 20*time.Millisecond
+	var work atomic.Bool
+	h := newHarness(t, limits, func(c *fleet.Config) { c.HasWork = func(tasks.AgentNum) bool { return work.Load() } })
+	a := fleettest.NewAgent(t, h.authority, "a")
+	row := h.store.Add(a.Row(l.Addr().String()))
+	h.run()
+	<-tries
+	h.trouble(row.ID, fleet.CauseEnded)
+	work.Store(true) // within the hour
+	for range 3 {
+		select {
+		case <-tries:
+		case <-time.After(30 * time.Second):
+			t.Fatal("it was not dialled again although tasks wait for it")
+		}
+	}
+}
+
 func TestASessionThatEndsIsFollowedByAnother(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, quick(), nil)
