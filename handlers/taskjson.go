@@ -52,12 +52,14 @@ type TaskBody struct {
 
 // WaitingBody explains why a task is not completed.
 type WaitingBody struct {
-	Cause    string     `json:"cause"` // agent_busy, agent_unreachable, agent_paused, agent_quarantined, agent_removed, not_due, starting, running, cancel_requested
-	Sentence string     `json:"sentence"`
-	NextStep string     `json:"next_step"`
-	Since    *time.Time `json:"since"`
-	Position int        `json:"position"` // in the agent's order, 1 is next; 0 is not known
-	Blocking *string    `json:"blocking"` // id of the task in the agent's slot
+	Cause         string     `json:"cause"`     // stable code: agent_busy, agent_unreachable, agent_certificate_expired, agent_paused, agent_quarantined, agent_removed, agent_settling, agent_held, not_due, backing_off, starting, running, storing, cancel_requested, owner_elsewhere, controller_stopping, database_unavailable
+	Sentence      string     `json:"sentence"`  // the cause with its numbers
+	NextStep      string     `json:"next_step"` // what Headgate, or the reader, does next
+	Since         *time.Time `json:"since"`
+	Position      int        `json:"position"`       // in the agent's order, 1 is next; 0 is not known
+	Blocking      *string    `json:"blocking"`       // id of the task in the agent's slot
+	BlockingKind  *string    `json:"blocking_kind"`  // its kind
+	BlockingSince *time.Time `json:"blocking_since"` // when it was given to the agent
 } //	@name	Waiting
 
 // appendTask writes a task as JSON.
@@ -197,6 +199,8 @@ func appendWaiting(b []byte, w *tasks.Waiting) []byte {
 	b = appendTime(append(b, `,"since":`...), w.Since)
 	b = strconv.AppendInt(append(b, `,"position":`...), int64(w.Position), 10)
 	b = appendTaskID(append(b, `,"blocking":`...), w.Blocking)
+	b = appendOptional(append(b, `,"blocking_kind":`...), w.BlockingKind)
+	b = appendTime(append(b, `,"blocking_since":`...), w.BlockingSince)
 	return append(b, '}')
 }
 

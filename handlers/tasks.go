@@ -98,7 +98,7 @@ func (s *server) readSubmission(r *http.Request) (sub tasks.Submission, key task
 		return sub, key, err
 	}
 	defer s.bodies.put(buf)
-	if key, err = idempotency(r, "POST /tasks", buf.Bytes()); err != nil {
+	if key, err = idempotency(r, "POST /tasks"); err != nil {
 		return sub, key, err
 	}
 	var body SubmitBody
@@ -155,7 +155,7 @@ func (s *server) readBatch(r *http.Request) (subs []tasks.Submission, key tasks.
 		return nil, key, err
 	}
 	defer s.bodies.put(buf)
-	if key, err = idempotency(r, "POST /tasks/batch", buf.Bytes()); err != nil {
+	if key, err = idempotency(r, "POST /tasks/batch"); err != nil {
 		return nil, key, err
 	}
 	var body BatchBody
@@ -410,7 +410,7 @@ func noteReplay(h http.Header, key tasks.Idempotency, begin time.Time, t *tasks.
 }
 
 // idempotency reads the Idempotency-Key; the zero value means none.
-func idempotency(r *http.Request, route string, body []byte) (key tasks.Idempotency, err error) {
+func idempotency(r *http.Request, route string) (key tasks.Idempotency, err error) {
 	values := r.Header["Idempotency-Key"]
 	if len(values) == 0 {
 		return key, nil
@@ -422,7 +422,7 @@ func idempotency(r *http.Request, route string, body []byte) (key tasks.Idempote
 			WithHint("A UUID is a good one.")
 	}
 	p := principal(r)
-	return tasks.Idempotency{Principal: p.Kind + ":" + p.ID.String(), Route: route, Key: text, Hash: sha256.Sum256(body)}, nil
+	return tasks.Idempotency{Principal: p.Kind + ":" + p.ID.String(), Route: route, Key: text}, nil
 }
 
 // inBatch puts the pointers of a fault below the task of a batch that it is

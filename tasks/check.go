@@ -136,9 +136,9 @@ func checkOrders(x *Insert, in *Submission, kind *kinds.Kind) error {
 			return bad("invalid_priority", "/priority", "priority is %d; it must be from %d (first) to %d (last).", x.Priority, MinPriority, MaxPriority)
 		}
 	}
-	x.Timeout = in.Timeout
-	if x.Timeout == 0 {
-		x.Timeout = kind.Timeout
+	x.Timeout = kind.Timeout
+	if in.Timeout != 0 {
+		x.Timeout = in.Timeout.Truncate(time.Millisecond) // as it is stored, and as the agent is told
 	}
 	if x.Timeout < time.Millisecond || x.Timeout > kind.MaxTimeout {
 		return bad("invalid_timeout", "/timeout", "timeout is %s; for %s it must be from 1 ms to %s.", in.Timeout, in.Kind, kind.MaxTimeout)

@@ -31,6 +31,8 @@ type loop struct {
 	agents map[AgentNum]*agent
 	depth  int // tasks in state new, without those for later
 	later  int
+	// failing is since when the store does not work; zero = it does.
+	failing time.Time
 
 	// Used by the loop's goroutine alone.
 	subs     []*submission   // taken from the inbox, not yet on disk
@@ -208,14 +210,22 @@ func (l *loop) failed(ctx context.Context, err error) {
 	switch {
 	case err == nil && l.backoff > 0:
 		l.backoff = 0
+		l.setFailing(time.Time{})
 		l.log.Info("the queue's store works again")
 	case err == nil || ctx.Err() != nil:
 	case l.backoff == 0:
 		l.backoff = retryMin
+		l.setFailing(time.Now())
 		l.log.Warn("the queue's store does not work; trying again", "err", err)
 	default:
 		l.backoff = min(2*l.backoff, retryMax)
 	}
+}
+
+func (l *loop) setFailing(since time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.failing = since
 }
 
 // storeContext bounds one call of the store.
@@ -286,7 +296,7 @@ func (l *loop) loadShard(ctx context.Context, s Shard, h *held) error {
 		a := l.agent(st.Agent, s)
 		f := &flight{
 			q: st.Queued, epoch: st.Epoch, startedAt: st.StartedAt, loaded: l.now,
-			cancelAsked: st.CancelRequestedAt, markedAt: st.CancelRequestedAt, markedBy: st.CancelActor,
+			cancelAsked: earlier(st.CancelRequestedAt, l.now), markedAt: st.CancelRequestedAt, markedBy: st.CancelActor,
 		}
 		f.since = l.now.Add(-max(0, l.now.Sub(st.StartedAt)))
 		a.flights = append(a.flights, f)

@@ -24,6 +24,8 @@ const (
 	DefaultSweepEvery  = time.Second      // what makes progress certain within 2 s
 	DefaultCancelGrace = 5 * time.Second  // after its timeout a task is cancelled; the agent should have ended it
 	DefaultForcedGrace = time.Minute      // after its timeout a task without a word becomes unknown
+	DefaultAwayGrace   = 30 * time.Second // after a cancel, for an agent that is away: as long as a dead peer takes to be noticed
+	RemovedGrace       = 10 * time.Second // until a task that a removed agent had in hand is unknown: nobody will hear of it
 	DefaultStoreWait   = 15 * time.Second // for one call of the store: as long as a lease lasts
 
 	// DefaultTakeOverWait is how long a request waits for another controller to
@@ -43,6 +45,7 @@ type Limits struct {
 	SweepEvery  time.Duration
 	CancelGrace time.Duration
 	ForcedGrace time.Duration
+	AwayGrace   time.Duration
 	StoreWait   time.Duration
 
 	TakeOverWait time.Duration
@@ -72,6 +75,7 @@ func (l Limits) withDefaults() Limits {
 	orTime(&l.SweepEvery, DefaultSweepEvery)
 	orTime(&l.CancelGrace, DefaultCancelGrace)
 	orTime(&l.ForcedGrace, DefaultForcedGrace)
+	orTime(&l.AwayGrace, DefaultAwayGrace)
 	orTime(&l.StoreWait, DefaultStoreWait)
 	orTime(&l.TakeOverWait, DefaultTakeOverWait)
 	return l

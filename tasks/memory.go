@@ -34,6 +34,7 @@ type agent struct {
 	depth     int  // in state new, without those for later
 	requeuing int  // requeues on their way to disk
 	hold      time.Time
+	removedAt time.Time // when its removal was learned of, set by the sweep
 	freeSince time.Time // since when nothing stands in the way of a start
 
 	forget    []ID   // results on disk, not yet told

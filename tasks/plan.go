@@ -45,6 +45,7 @@ type op struct {
 	q      Queued // of a claim; of a requeue what goes back
 	sub    *submission
 	older  []Finish       // of an insert: what it replaces, in the same turn or not at all
+	first  bool           // of an insert that replaces: no task like it stands before it
 	ended  []ID           // those of older that were written
 	newer  *op            // an insert of the same turn that replaces this one
 	cancel *cancelRequest // waits for the answer

@@ -91,7 +91,7 @@ func removedInFlight() Ending {
 }
 
 // removedWaiting explains a task of a removed agent.
-func removedWaiting(t *Task, now time.Time, grace time.Duration) *Waiting {
+func removedWaiting(t *Task, s *situation, now time.Time) *Waiting {
 	if t.State == StateNew {
 		return &Waiting{
 			Cause: CauseRemoved, Since: t.CreatedAt,
@@ -99,15 +99,15 @@ func removedWaiting(t *Task, now time.Time, grace time.Duration) *Waiting {
 			NextStep: "Headgate completes it as cancelled within seconds.",
 		}
 	}
-	w := &Waiting{
-		Cause: CauseRemoved, Since: t.StartedAt,
+	since := s.removedAt
+	if since.IsZero() {
+		since = now
+	}
+	return &Waiting{
+		Cause: CauseRemoved, Since: since,
 		Sentence: "The agent was removed while it had this task; no word of it is expected any more.",
-		NextStep: "It is completed within a minute, with the outcome unknown.",
+		NextStep: fmt.Sprintf("It is completed at %s, with the outcome unknown.", clock(since.Add(RemovedGrace), now)),
 	}
-	if end := t.StartedAt.Add(t.Timeout + grace); end.After(now) {
-		w.NextStep = fmt.Sprintf("Without a word it is completed at %s, a minute after its timeout, with the outcome unknown.", clock(end, now))
-	}
-	return w
 }
 
 func errAgentRemoved(name string) *fault.Error {

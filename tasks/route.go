@@ -395,7 +395,10 @@ func (s *Service) cancelThere(ctx context.Context, shard Shard, id ID, actor str
 func (s *Service) explain(ctx context.Context, list ...*Task) {
 	var there []*Task
 	for _, t := range list {
-		t.Waiting = s.m.Explain(t)
+		t.Waiting = nil
+	}
+	s.m.explainAll(list)
+	for _, t := range list {
 		if t.Waiting != nil && t.Waiting.Cause == CauseElsewhere {
 			there = append(there, t)
 		}

@@ -73,6 +73,7 @@ type Agent struct {
 	PausedAt    time.Time
 	Quarantined bool
 	Removed     bool
+	Expired     bool   // it cannot be reached because its certificate has expired
 	Why         string // of quarantine, or of the last failed dial, as a sentence
 }
 

@@ -2,7 +2,6 @@ package tasks
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
@@ -100,15 +99,15 @@ func (s *Service) submit(ctx context.Context, subs []Submission, actor string, k
 	if !validText(actor) || len(actor) > maxActor {
 		return nil, fault.New(fault.Invalid, "invalid_actor", "The name of who submits is not text, or is too long.")
 	}
+	if key.Key != "" {
+		return s.submitKeyed(ctx, subs, actor, key, prefix, w)
+	}
 	list, err := s.check(subs, actor, prefix)
 	if err != nil {
 		return nil, err
 	}
 	if w != nil {
 		list[0].waiter = w
-	}
-	if key.Key != "" {
-		return s.submitKeyed(ctx, list, key)
 	}
 	if err := s.m.store(ctx, list); err != nil {
 		return nil, err
@@ -136,26 +135,34 @@ func (s *Service) tasks(list []submission) []Task {
 		}
 		if !x.startedAt.IsZero() {
 			t.State, t.Attempt, t.StartedAt = StateWaiting, 1, x.startedAt
-			t.Waiting = &Waiting{
-				Cause: CauseStarting, Since: x.startedAt, Sentence: "It was handed to the agent a moment ago.",
-				NextStep: "Nothing is to be done; if the agent never got it, it goes back to its place.",
-			}
-		} else if x.waiting != nil {
+			t.Waiting = justHanded(x.startedAt)
+		} else {
 			t.Waiting = x.waiting
-		} else if len(list) == 1 {
-			t.Waiting = s.m.Explain(t)
 		}
+	}
+	s.m.explainAll(pointers(out))
+	return out
+}
+
+func pointers(list []Task) []*Task {
+	out := make([]*Task, len(list))
+	for i := range list {
+		out[i] = &list[i]
 	}
 	return out
 }
 
 // submitKeyed stores tasks under an idempotency key, or finds those that are.
-func (s *Service) submitKeyed(ctx context.Context, list []submission, key Idempotency) ([]Task, error) {
+// What is stored already is not checked again: it stays the answer when its
+// agent was removed since, or its expires_at has passed.
+func (s *Service) submitKeyed(
+	ctx context.Context, subs []Submission, actor string, key Idempotency, prefix string, w *waiter,
+) ([]Task, error) {
 	if len(key.Key) > maxKey || !validText(key.Key) {
 		return nil, fault.Newf(fault.Invalid, "invalid_idempotency_key", "The Idempotency-Key must be text of at most %d bytes.", maxKey)
 	}
 	if key.Hash == [32]byte{} {
-		key.Hash = hashOf(list)
+		key.Hash = hashOf(subs)
 	}
 	k := planKey{principal: key.Principal, route: key.Route, key: key.Key}
 	if !s.enter(k) {
@@ -163,9 +170,20 @@ func (s *Service) submitKeyed(ctx context.Context, list []submission, key Idempo
 			WithHint("Wait for its answer, then send this one again.")
 	}
 	defer s.leave(k)
-	known, err := s.replay(ctx, key, len(list))
+	known, err := s.replay(ctx, key, len(subs))
 	if err != nil {
 		return nil, err
+	}
+	if len(known) == len(subs) {
+		out := make([]Task, len(subs))
+		return out, s.fillKnown(ctx, out, known)
+	}
+	list, err := s.check(subs, actor, prefix)
+	if err != nil {
+		return nil, err
+	}
+	if w != nil {
+		list[0].waiter = w
 	}
 	var fresh []submission
 	for i := range list {
@@ -182,11 +200,11 @@ func (s *Service) submitKeyed(ctx context.Context, list []submission, key Idempo
 			return nil, err
 		}
 	}
-	return s.keyed(ctx, list, fresh, known, key)
+	return s.keyed(ctx, len(list), fresh, known, key)
 }
 
-// keyed puts stored and found tasks into the order of the request.
-func (s *Service) keyed(ctx context.Context, list, fresh []submission, known map[int]ID, key Idempotency) ([]Task, error) {
+// keyed puts stored and found tasks into the order of the n of the request.
+func (s *Service) keyed(ctx context.Context, n int, fresh []submission, known map[int]ID, key Idempotency) ([]Task, error) {
 	made := s.tasks(fresh)
 	lost := false
 	for i := range fresh {
@@ -194,11 +212,11 @@ func (s *Service) keyed(ctx context.Context, list, fresh []submission, known map
 	}
 	if lost { // another controller was first with the same key
 		var err error
-		if known, err = s.replay(ctx, key, len(list)); err != nil {
+		if known, err = s.replay(ctx, key, n); err != nil {
 			return nil, err
 		}
 	}
-	out := make([]Task, len(list))
+	out := make([]Task, n)
 	for i := range made {
 		if !fresh[i].replay {
 			out[fresh[i].ins.KeyIndex] = made[i]
@@ -235,9 +253,9 @@ func (s *Service) fillKnown(ctx context.Context, out []Task, known map[int]ID) e
 		if t == nil {
 			return readFault(fmt.Errorf("task %d of the same key: %w", id, ErrNoTask))
 		}
-		t.Waiting = s.m.Explain(t)
 		out[i] = *t
 	}
+	s.explain(ctx, pointers(out)...)
 	return nil
 }
 
@@ -257,16 +275,6 @@ func (s *Service) replay(ctx context.Context, key Idempotency, n int) (map[int]I
 		known[r.Index] = r.ID
 	}
 	return known, nil
-}
-
-// hashOf stands for the body when the caller gives no hash of it.
-func hashOf(list []submission) [32]byte {
-	h := sha256.New()
-	for i := range list {
-		x := &list[i].ins
-		h.Write([]byte(x.Kind + "\x00" + x.Args + "\x00" + list[i].agent.ID.String() + "\x00"))
-	}
-	return [32]byte(h.Sum(nil))
 }
 
 func (s *Service) enter(k planKey) bool {
@@ -310,6 +318,13 @@ func (s *Service) Get(ctx context.Context, id ID) (*Task, error) {
 		return nil, readFault(err)
 	}
 	s.explain(ctx, t)
+	if w := t.Waiting; w != nil && w.Position == 0 && w.queued() {
+		// It stands behind what is in memory. That the place is not known is
+		// no reason to give no answer.
+		if n, err := s.store.Position(ctx, t.Agent.Num, t.Priority, id); err == nil && n > 0 {
+			w.place(n)
+		}
+	}
 	return t, nil
 }
 
@@ -340,11 +355,7 @@ func (s *Service) List(ctx context.Context, f Filter) (Page, error) {
 		items = items[:want]
 		next = items[want-1].ID
 	}
-	all := make([]*Task, len(items))
-	for i := range items {
-		all[i] = &items[i]
-	}
-	s.explain(ctx, all...)
+	s.explain(ctx, pointers(items)...)
 	return Page{Items: items, Next: next}, nil
 }
 

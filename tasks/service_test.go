@@ -300,3 +300,117 @@ func TestATaskThatRetentionHasRemovedIsExplained(t *testing.T) {
 		wantFault(t, err, "task_removed_by_retention")
 	})
 }
+
+// TestAKeyKnowsTheRequestAgain: what counts is what is asked for, not how it
+// is written; and what is stored stays the answer when it could not be
+// submitted any more.
+//
+// Cases P23.
+func TestAKeyKnowsTheRequestAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 2)
+		key := tasks.Idempotency{Principal: "token:a", Route: "POST /tasks", Key: "k"}
+		args := func(text string) func(*tasks.Submission) {
+			return func(s *tasks.Submission) { s.Args = json.RawMessage(text) }
+		}
+		expires := time.Now().Add(time.Hour)
+		send := func(change ...func(*tasks.Submission)) (*tasks.Task, error) {
+			s := echo(0)
+			s.Args, s.ExpiresAt = json.RawMessage(`{"a":1,"b":{"c":12345678901234567890,"d":"\u00e4"}}`), expires
+			for _, f := range change {
+				f(&s)
+			}
+			return r.service.Submit(t.Context(), s, "user:test", key)
+		}
+		first, err := send()
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		for _, same := range []string{
+			`{"a":1,"b":{"c":12345678901234567890,"d":"\u00e4"}}`, ` { "b" : {"d":"\u00E4", "c":12345678901234567890}, "a":1 }`, `{"b":{"d":"ä","c":12345678901234567890},"a":1}`,
+		} {
+			if got, err := send(args(same)); err != nil || got.ID != first.ID {
+				t.Errorf("%s gave %+v, %v", same, got, err)
+			}
+		}
+		priority := tasks.DefaultPriority
+		for name, other := range map[string]func(*tasks.Submission){
+			"another number":    args(`{"a":1,"b":{"c":12345678901234567891,"d":"\u00e4"}}`),
+			"another agent":     func(s *tasks.Submission) { s.Agent = "a1" },
+			"another kind":      func(s *tasks.Submission) { s.Kind = kinds.Ping },
+			"another timeout":   func(s *tasks.Submission) { s.Timeout = time.Second },
+			"a priority":        func(s *tasks.Submission) { s.Priority = &priority },
+			"another delivery":  func(s *tasks.Submission) { s.Delivery = kinds.DeliveryOnce },
+			"not before":        func(s *tasks.Submission) { s.NotBefore = expires },
+			"another expires":   func(s *tasks.Submission) { s.ExpiresAt = expires.Add(time.Second) },
+			"expires not given": func(s *tasks.Submission) { s.ExpiresAt = time.Time{} },
+		} {
+			if _, err := send(other); fault.CodeOf(err) != "idempotency_key_reused" {
+				t.Errorf("%s gave %v", name, err)
+			}
+		}
+		r.pass(2 * time.Hour)
+		r.runner.Change(r.agents[0].Num, func(a *tasks.Agent) { a.Removed = true })
+		synctest.Wait()
+		if got, err := send(); err != nil || got.ID != first.ID || got.State != tasks.StateCompleted {
+			t.Errorf("after its time, and without its agent, it gave %+v, %v", got, err)
+		}
+		r.check()
+	})
+}
+
+// TestTimeoutsAreWholeMilliseconds: what is answered is what is stored.
+func TestTimeoutsAreWholeMilliseconds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		r.script(0, silent)
+		got := r.submit(0, func(s *tasks.Submission) { s.Timeout = 1500*time.Millisecond + 700*time.Microsecond })
+		if got.Timeout != 1500*time.Millisecond {
+			t.Errorf("the timeout is %s", got.Timeout)
+		}
+		s := echo(0)
+		s.Timeout = 700 * time.Microsecond
+		_, err := r.service.Submit(t.Context(), s, "user:test", tasks.Idempotency{})
+		wantFault(t, err, "invalid_timeout")
+		r.check()
+	})
+}
+
+// TestEveryTaskOfABatchSaysWhyItWaits: also those that stand behind what is
+// kept in memory; their places are counted when one of them is asked for.
+func TestEveryTaskOfABatchSaysWhyItWaits(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 2)
+		r.busy()
+		subs := make([]tasks.Submission, 300)
+		for i := range subs {
+			subs[i] = echo(i % 2)
+		}
+		list, err := r.service.SubmitBatch(t.Context(), subs, "user:test", tasks.Idempotency{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range list {
+			w := list[i].Waiting
+			want := tasks.CauseBusy
+			if i%2 == 1 {
+				continue // its agent is free: started, or about to
+			}
+			if w == nil || w.Cause != want || w.Blocking == 0 || w.BlockingKind != kinds.Sleep || w.BlockingSince.IsZero() {
+				t.Fatalf("task %d of the batch waits because of %+v", i, w)
+			}
+			if place := i/2 + 1; w.Position != place && (w.Position != 0 || place <= 64) {
+				t.Errorf("task %d of the batch has position %d, want %d", i, w.Position, place)
+			}
+		}
+		synctest.Wait()
+		for _, place := range []int{1, 64, 65, 100, 150} {
+			w := r.get(list[2*place-2].ID).Waiting
+			if w == nil || w.Position != place || !strings.HasSuffix(w.Sentence, fmt.Sprintf("; position %d.", place)) {
+				t.Errorf("the task at %d says %+v", place, w)
+			}
+		}
+		r.check()
+	})
+}

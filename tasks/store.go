@@ -65,10 +65,10 @@ type Queue interface {
 	// also those for later; the caller ends them by Turn.Finishes.
 	Abandoned(ctx context.Context, agents []AgentNum, limit int) ([]Finish, error)
 
-	// Alike gives, for each of the inserts, the tasks that it would replace:
-	// due, not started, with the same agent, kind, arguments, delivery,
-	// priority and timeout, and not to expire later than it.
-	Alike(ctx context.Context, inserts []Insert) ([][]QueueRow, error)
+	// Alike gives, for each of the inserts, the tasks that it would replace, in
+	// their order: due, not started, with the same agent, kind, arguments,
+	// delivery, priority and timeout, and not to expire later than it.
+	Alike(ctx context.Context, inserts []Insert) ([][]Like, error)
 
 	// RecordLate keeps answers that came after completion. Repeating it is
 	// harmless. Not late, and left out: the answer that is itself stored (same
@@ -105,6 +105,9 @@ type Reader interface {
 	TasksByID(ctx context.Context, ids []ID) ([]Task, error)
 	// Tasks gives a page in the filter's order.
 	Tasks(ctx context.Context, f Filter) ([]Task, error)
+	// Position gives the place of a task in its agent's order, 1 = next; 0
+	// when it does not stand there. It reads as many rows as stand before it.
+	Position(ctx context.Context, agent AgentNum, priority int, id ID) (int, error)
 	// Output gives the chunks of the task's newest attempt from seq on, at
 	// most limit of them.
 	Output(ctx context.Context, id ID, fromSeq, limit int) ([]OutputChunk, error)
@@ -298,6 +301,14 @@ type Started struct {
 	StartedAt         time.Time
 	CancelRequestedAt time.Time
 	CancelActor       string
+}
+
+// Like is a task that a newer one may replace.
+type Like struct {
+	Ref
+	// Behind is how many tasks of its agent and priority stand behind it, alike
+	// or not.
+	Behind int
 }
 
 // Loaded is what a shard holds when its owner starts.

@@ -31,7 +31,7 @@ type submission struct {
 	// are those, and looked that they were looked for. Only the loop uses these.
 	replaces bool
 	looked   bool
-	older    []QueueRow
+	older    []Like
 
 	// Set before release.
 	err       error

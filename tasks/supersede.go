@@ -37,6 +37,25 @@ func (q *Queued) replacedBy(x *Insert) bool {
 		!q.ExpiresAt.After(x.ExpiresAt.Add(expirySlack))
 }
 
+// alike gives the waiting tasks that make room for x, from memory that holds
+// all of the agent's.
+func (a *agent) alike(x *Insert) []Like {
+	var list []Like
+	behind := 0
+	for i := range slices.Backward(a.next) {
+		q := &a.next[i]
+		if q.Priority != x.Priority {
+			continue
+		}
+		if q.replacedBy(x) {
+			list = append(list, Like{Ref: Ref{ID: q.ID, Attempt: q.Attempt}, Behind: behind})
+		}
+		behind++
+	}
+	slices.Reverse(list)
+	return list
+}
+
 // fillOlder looks for what the submissions of the next turn replace. Nobody
 // else changes the queue of these agents, so that it still holds in the turn.
 func (l *loop) fillOlder(ctx context.Context) error {
@@ -50,11 +69,7 @@ func (l *loop) fillOlder(ctx context.Context) error {
 		switch {
 		case a == nil || a.depth == 0 && !a.more:
 		case !a.more:
-			for i := range a.next {
-				if q := &a.next[i]; q.replacedBy(&s.ins) {
-					s.older = append(s.older, QueueRow{Agent: q.Agent, Priority: q.Priority, Ref: Ref{ID: q.ID, Attempt: q.Attempt}})
-				}
-			}
+			s.older = a.alike(&s.ins)
 		case len(far) < maxLooks:
 			far = append(far, s)
 		default:
@@ -111,27 +126,60 @@ func (l *loop) spareKnown(ctx context.Context) error {
 
 // replace lets the older tasks end in the turn that stores the newer one. What
 // starts or ends in this turn anyway is left alone.
+//
+// The oldest keeps its place when another task stands between it and the
+// newer one. Otherwise a kind that is asked for again and again would go to the
+// end each time, and never be run. So at most two tasks that are alike wait: one in
+// the place of the first that was asked for, and the newest.
 func (l *loop) replace(p *plan, o *op) {
-	for _, row := range o.sub.older {
-		_, pinned := l.pinned[row.ID]
-		_, taken := p.replaced[row.ID]
-		if pinned || taken || p.claims(row.ID) {
-			continue
-		}
+	like := o.sub.ins.likeness()
+	last := p.newest[like]
+	rest := slices.DeleteFunc(slices.Clone(o.sub.older), func(r Like) bool {
+		_, pinned := l.pinned[r.ID]
+		_, taken := p.replaced[r.ID]
+		return pinned || taken || p.claims(r.ID)
+	})
+	if len(rest) > 0 && (rest[0].Behind != alikeBehind(o.sub.older, rest[0].ID) || p.between(nil, o)) {
+		rest = rest[1:]
+	} else if last == nil {
+		o.first = true // it takes over the place of the oldest
+	}
+	for _, r := range rest {
 		if p.replaced == nil {
 			p.replaced = map[ID]struct{}{}
 		}
-		p.replaced[row.ID] = struct{}{}
-		o.older = append(o.older, Finish{Agent: row.Agent, Priority: row.Priority, Ref: row.Ref, Ending: superseded(o.sub.ins.ID)})
+		p.replaced[r.ID] = struct{}{}
+		o.older = append(o.older, Finish{Agent: like.agent, Priority: like.priority, Ref: r.Ref, Ending: superseded(o.sub.ins.ID)})
 	}
-	like := o.sub.ins.likeness()
-	if before := p.newest[like]; before != nil && !before.sub.ins.ExpiresAt.After(o.sub.ins.ExpiresAt.Add(expirySlack)) {
-		before.newer = o
+	if last != nil && !last.sub.ins.ExpiresAt.After(o.sub.ins.ExpiresAt.Add(expirySlack)) {
+		if keeps := last.first && p.between(last, o); !keeps {
+			last.newer, o.first = o, last.first
+		}
 	}
 	if p.newest == nil {
 		p.newest = map[likeness]*op{}
 	}
 	p.newest[like] = o
+}
+
+// alikeBehind counts the tasks of the list that stand behind one of them.
+func alikeBehind(list []Like, id ID) int {
+	return len(list) - 1 - slices.IndexFunc(list, func(r Like) bool { return r.ID == id })
+}
+
+// between says whether the plan puts another task, one that is not like o,
+// behind an insert (nil = behind all that waits) and before o.
+func (p *plan) between(from, o *op) bool {
+	like := o.sub.ins.likeness()
+	for _, x := range slices.Backward(p.ops) {
+		if x == from || x.kind != opInsert {
+			return false // inserts are the last part of a plan
+		}
+		if x.sub.ins.Agent == like.agent && x.sub.ins.Priority == like.priority && x.sub.ins.likeness() != like {
+			return true
+		}
+	}
+	return false
 }
 
 // claims says whether the plan starts a task.

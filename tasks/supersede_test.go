@@ -36,44 +36,109 @@ func (r *rig) isReplaced(old, by tasks.ID) {
 }
 
 func TestANewerTaskReplacesOlderOnes(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		r := newRig(t, 2)
-		r.busy()
-		replaced := map[tasks.ID]tasks.ID{} // by the inserts of the same turn
-		r.faults.OnTurn(func(turn *tasks.Turn) tasktest.Fault {
-			for _, f := range turn.Finishes {
-				if f.Ending.Reason == tasks.ReasonSuperseded && len(turn.Inserts) == 1 {
-					replaced[f.ID] = turn.Inserts[0].ID
-				}
-			}
-			return tasktest.None
+	for name, many := range map[string]int{"known from memory": 0, "looked for in the table": 1} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) { replaceOlder(t, many) })
 		})
-		first, ping := r.submit(0, inventory).ID, r.submit(0, func(s *tasks.Submission) { s.Kind, s.Args = kinds.Ping, nil }).ID
-		second := r.submit(0, inventory).ID
-		r.isReplaced(first, second)
-		for range nextItemsForTests { // more than memory holds
-			r.submit(0)
-		}
-		third := r.submit(0, inventory).ID
-		r.isReplaced(second, third)
-		fourth := r.submit(0, inventory).ID
-		r.isReplaced(third, fourth)
-		for old, by := range map[tasks.ID]tasks.ID{first: second, second: third, third: fourth} {
-			if replaced[old] != by {
-				t.Errorf("task %d was not ended in the turn that stored %d: %v", old, by, replaced)
+	}
+}
+
+func replaceOlder(t *testing.T, many int) {
+	r := newRig(t, 2)
+	r.busy()
+	replaced := map[tasks.ID]tasks.ID{} // by the inserts of the same turn
+	r.faults.OnTurn(func(turn *tasks.Turn) tasktest.Fault {
+		for _, f := range turn.Finishes {
+			if f.Ending.Reason == tasks.ReasonSuperseded && len(turn.Inserts) == 1 {
+				replaced[f.ID] = turn.Inserts[0].ID
 			}
 		}
-		if w := r.get(fourth).Waiting; w == nil || w.Cause != tasks.CauseBusy {
-			t.Errorf("the newest waits because of %+v", w)
-		}
-		r.idle()
-		r.isDone(ping)
-		r.isDone(fourth)
-		if n, depth := r.store.Open(), r.manager.Stats().New; n != 0 || depth != 0 {
-			t.Errorf("%d tasks are open, %d are counted", n, depth)
-		}
-		r.check()
+		return tasktest.None
 	})
+	for range nextItemsForTests * many { // more than memory holds
+		r.submit(0)
+	}
+	first := r.submit(0, inventory).ID
+	second := r.submit(0, inventory).ID
+	r.isReplaced(first, second)
+	third := r.submit(0, inventory).ID
+	r.isReplaced(second, third)
+	ping := r.submit(0, func(s *tasks.Submission) { s.Kind, s.Args = kinds.Ping, nil }).ID
+	fourth := r.submit(0, inventory).ID
+	r.isNew(third) // it would lose its place to the ping
+	fifth := r.submit(0, inventory).ID
+	r.isReplaced(fourth, fifth)
+	r.isNew(third)
+	for old, by := range map[tasks.ID]tasks.ID{first: second, second: third, fourth: fifth} {
+		if replaced[old] != by {
+			t.Errorf("task %d was not ended in the turn that stored %d: %v", old, by, replaced)
+		}
+	}
+	if w := r.get(fifth).Waiting; w == nil || w.Cause != tasks.CauseBusy {
+		t.Errorf("the newest waits because of %+v", w)
+	}
+	r.idle()
+	for _, id := range []tasks.ID{third, ping, fifth} {
+		r.isDone(id)
+	}
+	if n, depth := r.store.Open(), r.manager.Stats().New; n != 0 || depth != 0 {
+		t.Errorf("%d tasks are open, %d are counted", n, depth)
+	}
+	r.check()
+}
+
+// TestAskedForAgainAndAgainItStillRuns keeps an agent busy, and asks for an
+// inventory after each of the other tasks: the first one asked for must run
+// in its place, and at most two may ever wait.
+func TestAskedForAgainAndAgainItStillRuns(t *testing.T) {
+	for name, batch := range map[string]bool{"one by one": false, "together": true} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) { askAgainAndAgain(t, batch) })
+		})
+	}
+}
+
+func askAgainAndAgain(t *testing.T, batch bool) {
+	r := newRig(t, 1)
+	r.busy()
+	before := r.submit(0).ID
+	var subs []tasks.Submission
+	for range 200 {
+		inv := echo(0)
+		inventory(&inv)
+		subs = append(subs, inv, inv, echo(0))
+	}
+	var got []tasks.Task
+	if batch {
+		var err error
+		if got, err = r.service.SubmitBatch(t.Context(), subs, "user:test", tasks.Idempotency{}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+	} else {
+		for i := range subs {
+			got = append(got, *r.submit(0, func(s *tasks.Submission) { *s = subs[i] }))
+		}
+	}
+	var wait []tasks.ID
+	for i := range got {
+		if got[i].Kind == kinds.Inventory && r.get(got[i].ID).State == tasks.StateNew {
+			wait = append(wait, got[i].ID)
+		}
+	}
+	if last := got[len(got)-2].ID; len(wait) != 2 || wait[1] != last || wait[0] != got[1].ID {
+		t.Fatalf("the inventories %v wait, want %d and %d", wait, got[1].ID, last)
+	}
+	r.idle()
+	var order []tasks.ID
+	for _, s := range r.runner.Starts(r.agents[0].Num)[1:] {
+		order = append(order, s.ID)
+	}
+	if len(order) < 3 || order[0] != before || order[1] != wait[0] || order[2] != got[2].ID {
+		t.Errorf("started %v, want the inventory %d in its place", order[:3], wait[0])
+	}
+	r.isDone(wait[1])
+	r.check()
 }
 
 const nextItemsForTests = 80
@@ -111,7 +176,7 @@ func TestReplacingThroughFaults(t *testing.T) {
 		"nothing written": tasktest.Broken, "unknown, written": tasktest.UnknownDone, "unknown, not written": tasktest.UnknownUndone,
 	} {
 		for _, many := range []int{0, nextItemsForTests} {
-			t.Run(fmt.Sprintf("%s, %d between", name, many), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, %d before", name, many), func(t *testing.T) {
 				bubble(t, func(t *testing.T) { replaceThrough(t, fault, many) })
 			})
 		}
@@ -121,10 +186,10 @@ func TestReplacingThroughFaults(t *testing.T) {
 func replaceThrough(t *testing.T, fault tasktest.Fault, many int) {
 	r := newRig(t, 1)
 	r.busy()
-	old := r.submit(0, inventory).ID
 	for range many {
 		r.submit(0)
 	}
+	old := r.submit(0, inventory).ID
 	failures := 0
 	r.faults.OnTurn(func(turn *tasks.Turn) tasktest.Fault {
 		if len(turn.Inserts) > 0 && len(turn.Finishes) > 0 && failures < 3 {

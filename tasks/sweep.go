@@ -194,36 +194,62 @@ func later(a, b time.Time) time.Time {
 }
 
 // deadline acts on a task that is over its time: first Cancel, then waiting
-// for the agent's word, and at last the outcome unknown.
+// for the agent's word, and at last the outcome unknown. The agent counts the
+// timeout itself and ends the task by it, so that its verdict comes first.
 func (l *loop) deadline(a *agent, f *flight) {
 	if f.ghost || f.finishing {
 		return
 	}
-	if (a.foreign || a.info.Quarantined) && !a.info.Removed {
-		return // an operator decides about a quarantined agent
-	}
-	lim := l.m.cfg.Limits
+	lim := &l.m.cfg.Limits
+	decided := a.foreign || a.info.Quarantined // nothing it says counts until an operator decides
 	over := l.now.Sub(f.since) - f.q.Timeout
-	if over > lim.ForcedGrace && (f.loaded.IsZero() || l.now.Sub(f.loaded) > lim.ForcedGrace) {
-		l.log.Warn("no word from the agent at the forced deadline", "agent", a.info.ID, "task_id", f.q.ID)
-		if a.info.Removed {
-			l.endStarted(a, f, time.Time{}, removedInFlight())
-			return
+	switch {
+	case a.info.Removed:
+		if a.removedAt.IsZero() {
+			a.removedAt = l.now
 		}
-		l.endStarted(a, f, time.Time{}, Ending{
+		if l.now.Sub(a.removedAt) >= RemovedGrace {
+			l.endStarted(a, f, time.Time{}, removedInFlight())
+		}
+	case !f.cancelAsked.IsZero() && !l.now.Before(lim.cancelEnd(f, a.session && !decided, a.changed)):
+		l.forceEnd(a, f, Ending{
+			Outcome: Unknown, Reason: ReasonCancelNoWord,
+			Detail: fmt.Sprintf("%s asked for its end, and the agent has given no word since, so that nobody can tell whether it took effect.",
+				first(f.markedBy, "Somebody")),
+		})
+	case decided:
+	case over > lim.ForcedGrace && (f.loaded.IsZero() || l.now.Sub(f.loaded) > lim.ForcedGrace):
+		l.forceEnd(a, f, Ending{
 			Outcome: Unknown, Reason: ReasonNoWord,
 			Detail: fmt.Sprintf("The agent gave no word for %s after the timeout of %s, also when it was asked to end the task.",
 				lim.ForcedGrace, f.q.Timeout),
 		})
-		a.reconciled = false // its slot is known again after the next Welcome
-		num := a.num
-		l.out.after(func() {
-			l.m.cfg.Runner.Reconnect(num, "it gave no word about a task that is over its time")
-		})
-		return
-	}
-	if over > lim.CancelGrace && !f.cancelSent && a.session && a.reconciled {
+	case over > lim.CancelGrace && !f.cancelSent && a.session && a.reconciled:
 		f.cancelSent = true
 		l.cancelAt(a, f, "its timeout has passed")
 	}
+}
+
+// forceEnd completes a task without its agent's word. The slot is known again
+// after the next Welcome: if the agent still runs it, it is asked to end it
+// before anything else starts, and what it says later is kept beside.
+func (l *loop) forceEnd(a *agent, f *flight, e Ending) {
+	l.log.Warn("no word from the agent in time", "agent", a.info.ID, "task_id", f.q.ID, "reason", e.Reason)
+	l.endStarted(a, f, time.Time{}, e)
+	a.reconciled = false
+	num := a.num
+	l.out.after(func() {
+		l.m.cfg.Runner.Reconnect(num, "it gave no word about a task that is over its time")
+	})
+}
+
+// cancelEnd gives the moment at which a cancelled task ends without a word of
+// its agent: sooner when the agent is away, since changed.
+func (lim *Limits) cancelEnd(f *flight, up bool, changed time.Time) time.Time {
+	asked := later(f.cancelAsked, f.loaded)
+	end := asked.Add(lim.ForcedGrace)
+	if !up {
+		end = earlier(end, later(asked, changed).Add(lim.AwayGrace))
+	}
+	return end
 }

@@ -61,9 +61,10 @@ const (
 	ReasonCancelled     = "cancelled_by_user"
 	ReasonExpired       = "expired_before_start"
 	ReasonAgentRemoved  = "agent_removed"
-	ReasonSuperseded    = "superseded"         // a newer task like it has taken its place
-	ReasonAgentRestart  = "agent_restarted"    // delivery once, interrupted by a restart of the agent
-	ReasonNoWord        = "no_word_from_agent" // the forced deadline passed
+	ReasonSuperseded    = "superseded"           // a newer task like it has taken its place
+	ReasonAgentRestart  = "agent_restarted"      // delivery once, interrupted by a restart of the agent
+	ReasonNoWord        = "no_word_from_agent"   // the forced deadline passed
+	ReasonCancelNoWord  = "cancel_not_confirmed" // cancelled, and the agent gave no word in time
 	ReasonAttempts      = "attempts_exhausted"
 	ReasonLedgerChanged = "ledger_changed" // operator approved an agent whose ledger was replaced
 )
@@ -166,12 +167,15 @@ type Process struct {
 
 // Waiting explains why a task is not completed.
 type Waiting struct {
-	Cause    string    `json:"cause"`    // agent_busy, agent_unreachable, agent_paused, agent_quarantined, agent_removed, not_due, starting, running, cancel_requested
-	Sentence string    `json:"sentence"` // the cause in plain words with its numbers
-	NextStep string    `json:"next_step"`
-	Since    time.Time `json:"since"`
-	Position int       `json:"position,omitempty"` // in the agent's order, 1 = next
-	Blocking ID        `json:"blocking,omitzero"`  // the task in the slot, 0 = none
+	Cause    string    `json:"cause"`              // one of the Cause constants
+	Sentence string    `json:"sentence"`           // the cause in plain words with its numbers
+	NextStep string    `json:"next_step"`          // what Headgate, or the reader, does next
+	Since    time.Time `json:"since"`              // of the cause
+	Position int       `json:"position,omitempty"` // in the agent's order, 1 = next, 0 = not known or not in it
+
+	Blocking      ID        `json:"blocking,omitzero"` // the task in the slot, 0 = none
+	BlockingKind  string    `json:"blocking_kind,omitempty"`
+	BlockingSince time.Time `json:"blocking_since,omitzero"` // when it was given to the agent
 }
 
 // Ref names one execution of a task: the fence that every write and every
@@ -199,7 +203,7 @@ type Idempotency struct {
 	Principal string // who; keys of different principals never meet
 	Route     string // for example "POST /tasks"
 	Key       string
-	Hash      [32]byte // SHA-256 of the request body
+	Hash      [32]byte // of what is asked for; zero = made from the submissions
 	Lasting   bool     // holds for as long as there is the task it speaks of, not for 24 h
 }
 

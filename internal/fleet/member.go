@@ -59,7 +59,7 @@ func (m *member) agent() tasks.Agent {
 		Why: m.row.StatusWhy,
 	}
 	if !a.Quarantined && !a.Removed {
-		a.Why = m.live.sentence(time.Now())
+		a.Why, a.Expired = m.live.sentence(time.Now()), m.live.Cause == CauseExpired
 	}
 	return a
 }

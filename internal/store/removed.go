@@ -79,11 +79,11 @@ func (d *DB) Abandoned(ctx context.Context, agents []tasks.AgentNum, limit int) 
 // The order of the agent's queue bounds what is read to its own tasks; when they
 // expire is looked at outside, so that no other index seems better.
 const sqlAlike = `
-SELECT v.place - 1 AS place, q.task_id, q.attempt
+SELECT v.place - 1 AS place, q.task_id, q.attempt, q.behind
 FROM unnest($1::integer[], $2::smallint[], $3::text[], $4::text[], $5::boolean[], $6::bigint[], $7::bigint[])
      WITH ORDINALITY v (agent_num, priority, kind, args, repeatable, timeout_ms, expires, place)
 CROSS JOIN LATERAL (
-    SELECT q.task_id, q.attempt, q.expires_at FROM agent_queue q
+    SELECT q.task_id, q.attempt, q.expires_at, row_number() OVER (ORDER BY q.task_id DESC) - 1 AS behind FROM agent_queue q
     WHERE q.agent_num = v.agent_num AND q.priority = v.priority AND q.started_at IS NULL
     ORDER BY q.agent_num, q.priority, q.task_id OFFSET 0) q
 CROSS JOIN LATERAL (
@@ -95,11 +95,12 @@ WHERE q.expires_at <= to_timestamp(v.expires / 1000000::float8)
 ORDER BY v.place, q.task_id`
 
 // Alike implements tasks.Queue.
-func (d *DB) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.QueueRow, error) {
+func (d *DB) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.Like, error) {
 	var rows []struct {
 		Place   int   `db:"place"`
 		ID      int64 `db:"task_id"`
 		Attempt int   `db:"attempt"`
+		Behind  int   `db:"behind"`
 	}
 	a := &turnArgs{}
 	addInts(a, inserts, func(x *tasks.Insert) int64 { return int64(x.Agent) })
@@ -113,12 +114,9 @@ func (d *DB) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.Queue
 	if err := d.loops.SelectContext(ctx, &rows, sqlAlike, a.args...); err != nil {
 		return nil, asFault(ctx, err, "look for tasks that are replaced")
 	}
-	out := make([][]tasks.QueueRow, len(inserts))
+	out := make([][]tasks.Like, len(inserts))
 	for _, r := range rows {
-		x := &inserts[r.Place]
-		out[r.Place] = append(out[r.Place], tasks.QueueRow{
-			Agent: x.Agent, Priority: x.Priority, Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt},
-		})
+		out[r.Place] = append(out[r.Place], tasks.Like{Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt}, Behind: r.Behind})
 	}
 	return out, nil
 }

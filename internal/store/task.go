@@ -155,6 +155,23 @@ func (d *DB) Task(ctx context.Context, id tasks.ID) (*tasks.Task, error) {
 	return &list[0], nil
 }
 
+// Agents have at most some ten thousand tasks that wait, so that counting those
+// of one costs a few milliseconds.
+const sqlPosition = `
+SELECT count(*) FROM agent_queue q
+WHERE q.agent_num = $1 AND (q.priority, q.task_id) <= ($2::smallint, $3::bigint) AND q.started_at IS NULL
+  AND EXISTS (SELECT 1 FROM agent_queue o
+    WHERE o.agent_num = $1 AND o.priority = $2 AND o.task_id = $3 AND o.started_at IS NULL)`
+
+// Position implements tasks.Reader.
+func (d *DB) Position(ctx context.Context, agent tasks.AgentNum, priority int, id tasks.ID) (int, error) {
+	var n int
+	if err := d.pages.GetContext(ctx, &n, sqlPosition, int32(agent), priority, int64(id)); err != nil {
+		return 0, asFault(ctx, err, "look for a task's place")
+	}
+	return n, nil
+}
+
 const sqlOutput = `
 SELECT task_id, attempt, seq, stream, off, at, bytes
 FROM task_output

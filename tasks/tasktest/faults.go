@@ -187,7 +187,7 @@ func (f *Faults) Abandoned(ctx context.Context, agents []tasks.AgentNum, limit i
 }
 
 // Alike implements tasks.Queue.
-func (f *Faults) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.QueueRow, error) {
+func (f *Faults) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.Like, error) {
 	if err := f.broken(); err != nil {
 		return nil, err
 	}

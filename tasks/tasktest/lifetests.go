@@ -147,13 +147,13 @@ func testAlike(b *bench) {
 		b.Fatalf("alike: %v, %v", got, err)
 	}
 	var found []tasks.ID
-	for _, r := range got[1] {
-		if r.Agent != b.agents[0] || r.Priority != tasks.DefaultPriority || r.Attempt != 0 || !r.StartedAt.IsZero() || r.Later {
-			b.Errorf("alike gives %+v", r)
+	for i, r := range got[1] {
+		if behind := 6 - i; r.Attempt != 0 || r.Behind != behind { // all but the started, the urgent and the later one
+			b.Errorf("alike gives %+v, want %d behind it", r, behind)
 		}
 		found = append(found, r.ID)
 	}
-	sameIDs(b, "alike", found, same[0].ID, same[1].ID)
+	inOrder(b, "alike", found, same[0].ID, same[1].ID)
 	if len(got[0]) != 0 || len(got[2]) != 1 || got[2][0].ID != other[1].ID {
 		b.Errorf("alike of other agents: %v", got)
 	}
@@ -176,4 +176,28 @@ func testReplaced(b *bench) {
 	}
 	b.state(older[1], tasks.StateWaiting, 1)
 	inOrder(b, "what waits", b.refill(0, 10), newer.ID)
+}
+
+func testPosition(b *bench) {
+	urgent := b.insert(0, func(x *tasks.Insert) { x.Priority = 1 })
+	ids := b.put(b.insert(0, started), b.insert(0), b.insert(0), urgent, b.insert(1), b.insert(0))
+	later := b.insert(0, func(x *tasks.Insert) { x.NotBefore = x.CreatedAt.Add(time.Hour) })
+	b.put(later)
+	for i, want := range []int{0, 2, 3, 1, 1, 4} {
+		agent, priority := b.agents[0], tasks.DefaultPriority
+		if i == 4 {
+			agent = b.agents[1]
+		}
+		if i == 3 {
+			priority = 1
+		}
+		if got, err := b.e.Position(b.ctx, agent, priority, ids[i]); err != nil || got != want {
+			b.Errorf("task %d stands at %d, want %d; %v", i, got, want, err)
+		}
+	}
+	for _, id := range []tasks.ID{later.ID, 999_999} {
+		if got, err := b.e.Position(b.ctx, b.agents[0], tasks.DefaultPriority, id); err != nil || got != 0 {
+			b.Errorf("task %d stands at %d, want nowhere; %v", id, got, err)
+		}
+	}
 }

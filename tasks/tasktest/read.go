@@ -192,24 +192,28 @@ func (s *Store) Abandoned(ctx context.Context, agents []tasks.AgentNum, limit in
 }
 
 // Alike implements tasks.Queue.
-func (s *Store) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.QueueRow, error) {
+func (s *Store) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.Like, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([][]tasks.QueueRow, len(inserts))
+	all := make([][]tasks.Like, len(inserts))
 	for i := range inserts {
 		x := &inserts[i]
-		for _, r := range s.agents[x.Agent].queue {
-			same := r.ins.Kind == x.Kind && r.ins.Args == x.Args && r.ins.Delivery == x.Delivery &&
-				r.ins.Priority == x.Priority && r.ins.Timeout == x.Timeout
-			if same && !r.started() && !r.ins.ExpiresAt.After(x.ExpiresAt) {
-				all[i] = append(all[i], tasks.QueueRow{
-					Agent: x.Agent, Priority: x.Priority, Ref: tasks.Ref{ID: r.ins.ID, Attempt: r.attempt},
-				})
+		behind := 0
+		for _, r := range slices.Backward(s.agents[x.Agent].queue) {
+			if r.started() || r.ins.Priority != x.Priority {
+				continue
 			}
+			same := r.ins.Kind == x.Kind && r.ins.Args == x.Args && r.ins.Delivery == x.Delivery &&
+				r.ins.Timeout == x.Timeout
+			if same && !r.ins.ExpiresAt.After(x.ExpiresAt) {
+				all[i] = append(all[i], tasks.Like{Ref: tasks.Ref{ID: r.ins.ID, Attempt: r.attempt}, Behind: behind})
+			}
+			behind++
 		}
+		slices.Reverse(all[i])
 	}
 	return all, nil
 }
@@ -352,6 +356,29 @@ func (s *Store) Task(ctx context.Context, id tasks.ID) (*tasks.Task, error) {
 	}
 	t := s.task(r)
 	return &t, nil
+}
+
+// Position implements tasks.Reader.
+func (s *Store) Position(ctx context.Context, agent tasks.AgentNum, priority int, id tasks.ID) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	a := s.agents[agent]
+	if a == nil {
+		return 0, nil
+	}
+	n := 0
+	for _, r := range a.queue {
+		if r.started() {
+			continue
+		}
+		if n++; r.ins.ID == id && r.ins.Priority == priority {
+			return n, nil
+		}
+	}
+	return 0, nil
 }
 
 // TasksByID implements tasks.Reader.

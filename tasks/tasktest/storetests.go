@@ -67,6 +67,7 @@ func storeTests() map[string]func(b *bench) {
 		"a cancel mark stays with the result":               testCancelStays,
 		"removed agents are found with their open tasks":    testRemoved,
 		"alike gives what a newer task replaces":            testAlike,
+		"the place in the order":                            testPosition,
 		"a task is replaced in the turn of the newer one":   testReplaced,
 		"a turn is whole or nothing when data is refused":   testPoison,
 		"leases go to one owner and epochs rise":            testLeases,
