@@ -159,7 +159,7 @@ func NewManager(cfg Config) *Manager {
 		dir: map[AgentNum]Agent{}, places: map[AgentNum]Shard{}, unplaced: map[AgentNum]sessionUp{},
 		downs: map[AgentNum]uint64{},
 	}
-	m.stats = newStats()
+	m.stats = newStats(cfg.Owner.ID)
 	m.metrics = newMetrics(cfg.Registerer, m)
 	m.hooks = newHooks(cfg.Logger)
 	for n := range cfg.Loops {

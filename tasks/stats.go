@@ -1,7 +1,6 @@
 package tasks
 
 import (
-	"context"
 	"encoding/json"
 	"sync"
 	"time"
@@ -43,8 +42,9 @@ type AgentStats struct {
 	Session bool
 }
 
-// SeriesMinute is the name of the series that the Manager keeps: one point a
-// minute whose value is a MinutePoint.
+// SeriesMinute is the name of the series that Managers keep: one point a minute
+// whose value is a MinutePoint, each start of a controller under this name, a
+// slash and its own.
 const SeriesMinute = "tasks.minute"
 
 // seriesSpan is how much of the series is read back at the start and kept.
@@ -91,11 +91,12 @@ type stats struct {
 	now       *minute
 	last      []*minute // full minutes, newest last
 	loops     map[*loop]*loopCounts
-	points    []Point // the series, oldest first
+	series    string  // name of this controller's points
+	points    []Point // the series of all controllers together, oldest first
 }
 
-func newStats() *stats {
-	return &stats{since: time.Now(), byOutcome: map[Outcome]int64{}, now: newMinute(), loops: map[*loop]*loopCounts{}}
+func newStats(owner uuid.UUID) *stats {
+	return &stats{series: SeriesMinute + "/" + owner.String(), since: time.Now(), byOutcome: map[Outcome]int64{}, now: newMinute(), loops: map[*loop]*loopCounts{}}
 }
 
 func (s *stats) of(l *loop) *loopCounts {
@@ -286,7 +287,7 @@ func (s *stats) cut(at time.Time) Point {
 	if err != nil {
 		v = json.RawMessage("{}") // numbers and fixed names: cannot be
 	}
-	p := Point{Name: SeriesMinute, At: at, Value: v}
+	p := Point{Name: s.series, At: at, Value: v}
 	s.now = newMinute()
 	s.last = append(s.last, n)
 	if len(s.last) > minutesKept {
@@ -297,59 +298,4 @@ func (s *stats) cut(at time.Time) Point {
 		s.points = s.points[1:]
 	}
 	return p
-}
-
-// restore puts points of earlier starts in front.
-func (s *stats) restore(old []Point) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.points = append(old, s.points...)
-}
-
-// runSeries cuts a point at each full minute and saves it. What cannot be
-// saved now is saved with the next one, for an hour.
-func (m *Manager) runSeries(ctx context.Context) {
-	var unsaved []Point
-	restored := false
-	for {
-		now := time.Now()
-		next := now.Truncate(time.Minute).Add(time.Minute)
-		t := time.NewTimer(next.Sub(now))
-		if !restored {
-			restored = m.restoreSeries(ctx)
-		}
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return
-		case <-t.C:
-		}
-		unsaved = append(unsaved, m.stats.cut(next))
-		if m.savePoints(ctx, unsaved) {
-			unsaved = nil
-		} else if len(unsaved) > minutesKept {
-			unsaved = unsaved[1:]
-		}
-	}
-}
-
-func (m *Manager) restoreSeries(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.Limits.StoreWait)
-	defer cancel()
-	old, err := m.cfg.Store.Points(ctx, SeriesMinute, time.Now().Add(-seriesSpan))
-	if err != nil {
-		return false
-	}
-	m.stats.restore(old)
-	return true
-}
-
-func (m *Manager) savePoints(ctx context.Context, points []Point) bool {
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.Limits.StoreWait)
-	defer cancel()
-	if err := m.cfg.Store.SavePoints(ctx, points); err != nil {
-		m.log.Debug("series could not be saved yet", "err", err)
-		return false
-	}
-	return true
 }

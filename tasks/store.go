@@ -114,7 +114,8 @@ type Reader interface {
 	// Replay gives the tasks stored under an idempotency key, by index in the
 	// request; empty when the key is new.
 	Replay(ctx context.Context, key Idempotency) ([]DedupRow, error)
-	// SavePoints and Points keep the dashboard's series.
+	// SavePoints and Points keep the dashboard's series. Points gives those of
+	// the name and those under it (name, slash and more), oldest first.
 	SavePoints(ctx context.Context, points []Point) error
 	Points(ctx context.Context, name string, since time.Time) ([]Point, error)
 }

@@ -273,10 +273,14 @@ func lastOfEach(points []tasks.Point) []tasks.Point {
 	return out
 }
 
-const sqlPoints = `SELECT name, at, value FROM series WHERE name = $1 AND at >= $2 ORDER BY at LIMIT $3`
+const sqlPoints = `
+SELECT name, at, value FROM series
+WHERE (name = $1 OR starts_with(name, $1 || '/')) AND at >= $2
+ORDER BY at, name LIMIT $3`
 
-// maxPoints bounds one answer: a week of minutes, more than any chart draws.
-const maxPoints = 7 * 24 * 60
+// maxPoints bounds one answer: a day of minutes of 20 controllers, or of as many
+// starts.
+const maxPoints = 20 * 24 * 60
 
 // Points implements tasks.Reader.
 func (d *DB) Points(ctx context.Context, name string, since time.Time) ([]tasks.Point, error) {

@@ -117,6 +117,13 @@ func testPoints(b *bench) {
 	if got, err := b.e.Points(b.ctx, "a", at.Add(-90*time.Second)); err != nil || len(got) != 1 {
 		b.Errorf("points since: %v, %v", got, err)
 	}
+	under := []tasks.Point{p("a/1", time.Minute, `1`), p("a/2", time.Minute, `2`), p("ab/1", time.Minute, `3`)}
+	if err := b.e.SavePoints(b.ctx, under); err != nil {
+		b.Fatal(err)
+	}
+	if got, err := b.e.Points(b.ctx, "a", at.Add(-90*time.Second)); err != nil || len(got) != 3 {
+		b.Errorf("points under the name: %v, %v", got, err)
+	}
 }
 
 func testNoTask(b *bench) {

@@ -512,9 +512,14 @@ func (s *Store) Points(ctx context.Context, name string, since time.Time) ([]tas
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []tasks.Point
-	for _, p := range s.points[name] {
-		if !p.At.Before(since) {
-			all = append(all, p)
+	for series, points := range s.points {
+		if series != name && !strings.HasPrefix(series, name+"/") {
+			continue
+		}
+		for _, p := range points {
+			if !p.At.Before(since) {
+				all = append(all, p)
+			}
 		}
 	}
 	slices.SortFunc(all, func(a, b tasks.Point) int { return a.At.Compare(b.At) })
