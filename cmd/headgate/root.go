@@ -28,7 +28,7 @@ func newRootCommand() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newUpCommand(), newServeCommand(), newMigrateCommand(), newStatusCommand(), newRetentionCommand(), newVersionCommand())
+	root.AddCommand(newUpCommand(), newServeCommand(), newMigrateCommand(), newStatusCommand(), newRetentionCommand(), newRaiseEpochCommand(), newVersionCommand())
 	return root
 }
 

@@ -285,6 +285,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("certificate", c.renewPort)
 	sup.run("wake-ups", c.listen)
 	sup.run("wake others", c.wake)
+	sup.run("epochs", c.watchEpochs)
 	if p.peers != nil {
 		sup.run("peers", c.followPeers)
 	}

@@ -3,6 +3,8 @@ package controller
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"time"
 
 	"headgate/handlers"
 	"headgate/listener"
@@ -169,7 +171,10 @@ func (c *Controller) databaseStatus() handlers.DatabaseStatus {
 	}
 	s := c.gate.database()
 	if notes := c.notes.Load(); notes != nil {
-		s.Notes = *notes
+		s.Notes = slices.Clone(*notes)
+	}
+	if outdated := c.parts.fleet.Outdated(time.Now()).Sentence(); outdated != "" {
+		s.Notes = append([]string{outdated}, s.Notes...)
 	}
 	return s
 }

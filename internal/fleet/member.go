@@ -33,6 +33,7 @@ type member struct {
 	ledger    uuid.UUID     // last one seen on a session
 	settled   bool          // the ledger may be recorded, see session.settle; of this lease
 	instances [2]instanceAt // the last two processes that answered
+	refusal   refusal       // of our epoch; zero = none
 	lease     tasks.Lease   // of the loop that runs
 	stop      context.CancelCauseFunc
 	done      chan struct{} // closed when the loop has ended; nil = never started

@@ -227,6 +227,7 @@ func (s *session) whyNot(l *link, dial pki.AgentDial, err error) *trouble {
 		return &trouble{cause: t.cause, sentence: t.sentence, address: s.address, err: err}
 	}
 	if highest, stale := staleEpoch(err); stale {
+		s.m.refused(highest, s.lease.Epoch, time.Now())
 		return &trouble{cause: CauseStaleEpoch, address: s.address, err: err, sentence: fmt.Sprintf(
 			"the agent has already obeyed epoch %s of shard %d, this controller has %d; another controller has taken over, or the database was restored from a backup",
 			clean(highest, maxReason), s.lease.Shard, s.lease.Epoch)}
@@ -243,6 +244,7 @@ func (s *session) whyNot(l *link, dial pki.AgentDial, err error) *trouble {
 // serve tells the queue of the session and reads until it ends.
 func (s *session) serve() *trouble {
 	f, m := s.f, s.m
+	m.obeyed()
 	m.session.Store(s)
 	f.metrics.sessions.Inc()
 	f.tasks.SessionUp(s.up)
