@@ -86,7 +86,7 @@ func (b *bench) endToEndRates(ctx context.Context, agents int, between func() er
 		return nil, err
 	}
 	defer release(db)
-	if err := r.noteDurability(ctx, db); err != nil {
+	if err := r.bench.noteDurability(ctx, db); err != nil {
 		return nil, err
 	}
 	for range b.rounds {

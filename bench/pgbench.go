@@ -58,22 +58,28 @@ type comparison struct {
 
 const compareDatabase = "headgate_bench"
 
-// newComparison makes the database and prints what decides on durability.
+// newComparison makes the database of comparison on the cluster of a rig.
 func (r *rig) newComparison(ctx context.Context) (*comparison, error) {
-	db, err := openDB(r.run.DatabaseURL)
+	return r.bench.newComparison(ctx, r.dir, r.run.DatabaseURL)
+}
+
+// newComparison makes the database beside that of a connection string, and
+// prints what decides on durability.
+func (b *bench) newComparison(ctx context.Context, dir, dsn string) (*comparison, error) {
+	db, err := openDB(dsn)
 	if err != nil {
 		return nil, err
 	}
 	defer release(db)
-	if err := r.noteDurability(ctx, db); err != nil {
+	if err := b.noteDurability(ctx, db); err != nil {
 		return nil, err
 	}
 	if _, err := db.ExecContext(ctx, "CREATE DATABASE "+compareDatabase); err != nil {
 		return nil, err
 	}
-	c := &comparison{bench: r.bench, script: filepath.Join(r.dir, "insert.sql")}
-	c.dsn = strings.Replace(r.run.DatabaseURL, "dbname='headgate'", "dbname="+compareDatabase, 1)
-	if c.dsn == r.run.DatabaseURL {
+	c := &comparison{bench: b, script: filepath.Join(dir, "insert.sql")}
+	c.dsn = strings.Replace(dsn, "dbname='headgate'", "dbname="+compareDatabase, 1)
+	if c.dsn == dsn {
 		return nil, fmt.Errorf("the connection string %q has no dbname='headgate' to replace", c.dsn)
 	}
 	own, err := openDB(c.dsn)
@@ -95,7 +101,7 @@ func (r *rig) newComparison(ctx context.Context) (*comparison, error) {
 var errUnsafe = errors.New("the cluster runs with a durability setting off; figures would be worth nothing")
 
 // noteDurability prints the settings and refuses unsafe ones.
-func (r *rig) noteDurability(ctx context.Context, db *sql.DB) error {
+func (b *bench) noteDurability(ctx context.Context, db *sql.DB) error {
 	var version, text string
 	if err := db.QueryRowContext(ctx, "SHOW server_version").Scan(&version); err != nil {
 		return err
@@ -110,7 +116,7 @@ func (r *rig) noteDurability(ctx context.Context, db *sql.DB) error {
 			return errUnsafe
 		}
 	}
-	r.bench.note("PostgreSQL %s%s", version, text)
+	b.note("PostgreSQL %s%s", version, text)
 	return nil
 }
 

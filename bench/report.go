@@ -102,6 +102,15 @@ func median(values []float64) float64 {
 	return sorted[(len(sorted)-1)/2]
 }
 
+// mean gives the average.
+func mean(values []float64) float64 {
+	var sum float64
+	for _, v := range values {
+		sum += v
+	}
+	return sum / float64(max(len(values), 1))
+}
+
 // quantile gives a quantile in milliseconds.
 func quantile(times []time.Duration, q float64) float64 {
 	if len(times) == 0 {

@@ -20,8 +20,11 @@ const (
 	submitWindow = 6 * time.Second
 )
 
-// echoArgs are the args of every task here, 100 bytes.
-const echoArgs = `{"text":"01234567890123456789012345678901234567890123456789012345678901234567890123456789012345678"}`
+// echoArgs are the args of every task here, 100 bytes, and echoText their text.
+const (
+	echoText = "01234567890123456789012345678901234567890123456789012345678901234567890123456789012345678"
+	echoArgs = `{"text":"` + echoText + `"}`
+)
 
 // benchSubmit measures single submissions, each acknowledged durable, against
 // single-row inserts by pgbench on the same cluster.
