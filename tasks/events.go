@@ -165,6 +165,11 @@ func (e final) apply(l *loop) {
 		l.m.metrics.stale.Inc()
 	default:
 		l.hear(f)
+		if e.f.Interrupted {
+			f.printed = max(0, e.f.Ending.OutputBytes)
+			l.interrupted(a, f, ReasonAgentRestart, e.f.Ending.Detail)
+			return
+		}
 		l.endStarted(a, f, e.f.StartedAt, checked(e.f.Ending))
 	}
 }

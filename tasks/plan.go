@@ -176,6 +176,7 @@ func (l *loop) endUnstarted(a *agent, priority int, ref Ref, later bool, e Endin
 // endStarted lets a started task end in a coming turn.
 func (l *loop) endStarted(a *agent, f *flight, startedAt time.Time, e Ending) {
 	f.finishing = true
+	e.OutputBytes = max(e.OutputBytes, f.printed)
 	if startedAt.IsZero() {
 		startedAt = f.startedAt
 	}

@@ -118,6 +118,9 @@ type Final struct {
 	StartedAt time.Time // by the agent's clock
 	EndedAt   time.Time
 	Ending    Ending
+	// Interrupted says that the agent was restarted while the task ran, and has
+	// delivered what was left of its output; nobody knows its end.
+	Interrupted bool
 }
 
 // Refusal says that the agent did not start a task and will not.

@@ -39,6 +39,7 @@ func newRoot() *cobra.Command {
 	f.StringVar(&c.Listen, "listen", agent.DefaultListen, "address to listen on; port 0 takes any free one")
 	f.StringVar(&c.Name, "name", "", "name to ask for when paired (default: the host's name)")
 	f.StringVar(&c.PolicyFile, "policy", "", "policy file: what this machine allows (default: core kinds, no programs)")
+	f.Int64Var(&c.Limits.OutputSpool, "output-spool", agent.DefaultOutputSpool, "bytes of one task's output that are kept, half from its beginning and half from its end")
 	f.StringVar(&c.EnrolTokenFile, "enrol-token-file", "", "file with an enrolment token; opens pairing for ten minutes")
 	f.DurationVar(&c.Demo.Delay, "demo-delay", 0, "make each task slower, for demonstrations")
 	f.Float64Var(&c.Demo.Flaky, "demo-flaky", 0, "make this part of the tasks fail, for demonstrations")

@@ -52,7 +52,9 @@ func Run(ctx context.Context, c Config) (err error) {
 	}
 	a := &runner{config: c, state: state, epochs: epochs, instance: uuid.NewV4()}
 	executors := newExecutors(c, allowed, keeper)
-	a.slot = newSlot(c, book, epochs, executors, left)
+	if a.slot, err = newSlot(c, book, epochs, executors, left); err != nil {
+		return errors.Join(err, book.Close())
+	}
 	a.offers = executors.offers()
 	defer func() { err = errors.Join(err, a.slot.close()) }()
 	return a.listen(ctx)

@@ -54,7 +54,7 @@ type Limits struct {
 	Heartbeat       time.Duration
 	AcceptDelay     time.Duration
 	HelloTimeout    time.Duration
-	OutputSpool     int // bytes
+	OutputSpool     int64 // bytes of one task's output that are kept
 	TermGrace       time.Duration
 	FinishGrace     time.Duration
 	StopGrace       time.Duration
@@ -73,16 +73,10 @@ const (
 	acceptDelay = time.Millisecond
 	// helloTimeout bounds a stream that was opened and says nothing.
 	helloTimeout = 10 * time.Second
-	// outputSpool is how much output waits in memory for its acknowledgement
-	// before the program's own writes block.
-	outputSpool = 1 << 20
-	// outputOverrun is what may come on top after a program has ended: both
-	// pipes full, and what dying descendants add.
-	outputOverrun = 1 << 20
-	// outputWindow is how many chunks may be unacknowledged on a session.
-	outputWindow = 4
-	// chunkSize is the most that one chunk carries.
-	chunkSize = 64 << 10
+	// DefaultOutputSpool is what one task's output may take on disk, and what of it
+	// reaches the controller at most: enough for any log that a person reads,
+	// small enough for the smallest machines. One task's output is kept at a time.
+	DefaultOutputSpool = 64 << 20
 	// repliesWaiting bounds answers not yet sent; the reader then waits, which
 	// the controller feels.
 	repliesWaiting = 64
@@ -131,7 +125,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.Heartbeat, heartbeatEvery)
 	set(&l.AcceptDelay, acceptDelay)
 	set(&l.HelloTimeout, helloTimeout)
-	set(&l.OutputSpool, outputSpool)
+	set(&l.OutputSpool, DefaultOutputSpool)
 	set(&l.TermGrace, program.DefaultGrace)
 	set(&l.FinishGrace, finishGrace)
 	set(&l.StopGrace, stopGrace)

@@ -45,8 +45,8 @@ type Task struct {
 	ID      int64
 	Attempt int32
 	Kind    string
-	Args    []byte       // JSON text that fits the kind's schema
-	Output  program.Sink // what the task prints
+	Args    []byte // JSON text that fits the kind's schema
+	Output  Output // what the task prints
 }
 
 // Ending is how a task ended.

@@ -71,7 +71,8 @@ func (r *runProgram) Execute(ctx context.Context, t Task) Ending {
 	// The policy may allow less time than the task asks for.
 	limited, stop := context.WithTimeout(ctx, entry.Timeout)
 	defer stop()
-	out := &limitedOutput{sink: t.Output, limit: entry.MaxOutput}
+	out := &printed{Output: t.Output}
+	out.Limit(entry.MaxOutput)
 	result := r.keeper.Run(limited, program.Command{
 		Path: entry.Path, Args: argv, Dir: entry.Cwd, As: as, Umask: entry.UmaskOr(program.DefaultUmask),
 		Env: environment(entry, as, t), Sink: out, Grace: r.grace(entry, args.Grace),
@@ -121,7 +122,7 @@ func notStarted(p *policy.Program, err error) Ending {
 	}
 }
 
-func ending(ctx context.Context, p *policy.Program, name string, res program.Result, out *limitedOutput) Ending {
+func ending(ctx context.Context, p *policy.Program, name string, res program.Result, out *printed) Ending {
 	if res.SpawnError != nil {
 		return notStarted(p, res.SpawnError)
 	}
@@ -135,13 +136,11 @@ func ending(ctx context.Context, p *policy.Program, name string, res program.Res
 	case res.Code != nil && !p.Succeeded(*res.Code):
 		end = Ending{Outcome: failed, Reason: reasonExit, Detail: fmt.Sprintf("The program ended with exit code %d.", *res.Code)}
 	}
-	if dropped := out.dropped.Load(); dropped > 0 {
-		end.Detail = sentence(end.Detail, fmt.Sprintf("Of its output the last %d bytes were dropped: the policy allows %d bytes.", dropped, p.MaxOutput))
-	}
 	end.Detail = sentence(end.Detail, remains(res))
-	stdout, stderr := out.printed[0].Load(), out.printed[1].Load()
+	stdout, stderr := out.bytes[0].Load(), out.bytes[1].Load()
+	_, dropped := out.End()
 	end.Result = succeed(map[string]any{
-		"program": name, "exit_code": res.Code, "stdout_bytes": stdout, "stderr_bytes": stderr, "truncated": out.dropped.Load() > 0,
+		"program": name, "exit_code": res.Code, "stdout_bytes": stdout, "stderr_bytes": stderr, "truncated": dropped > 0,
 	}).Result
 	end.Exit = exitOf(res)
 	return end
@@ -227,26 +226,14 @@ func sentence(text, more string) string {
 	return text + " " + more
 }
 
-// limitedOutput passes on what the policy allows and counts all.
-type limitedOutput struct {
-	sink    program.Sink
-	limit   int64
-	printed [2]atomic.Int64
-	kept    atomic.Int64
-	dropped atomic.Int64
+// printed passes on what is printed and counts it by stream.
+type printed struct {
+	Output
+	bytes [2]atomic.Int64
 }
 
-func (o *limitedOutput) Write(s program.Stream, p []byte) {
-	o.printed[s-program.Stdout].Add(int64(len(p)))
-	room := o.limit - (o.kept.Add(int64(len(p))) - int64(len(p)))
-	if over := int64(len(p)) - max(room, 0); over > 0 {
-		o.kept.Add(-over)
-		o.dropped.Add(over)
-		p = p[:int64(len(p))-over]
-	}
-	if len(p) > 0 {
-		o.sink.Write(s, p)
-	}
+// Write implements program.Sink.
+func (o *printed) Write(s program.Stream, p []byte) {
+	o.bytes[s-program.Stdout].Add(int64(len(p)))
+	o.Output.Write(s, p)
 }
-
-func (o *limitedOutput) Unblock() { o.sink.Unblock() }

@@ -209,11 +209,12 @@ func (a *service) welcome() *agentpb.Welcome {
 		ClockUnixNano: time.Now().UnixNano(), Hostname: a.hostname, Os: a.os,
 	}
 	if c := s.call; c != nil {
-		if c.final != nil && c.out.empty() {
-			s.retire() // nothing but the Final is left, and that is in the ledger
+		if c.final != nil && c.out.Empty() {
+			s.retire() // nothing but the end is left, and the ledger tells that
+			s.discard(c)
 			s.call = nil
 		} else {
-			c.out.rewind()
+			c.out.Rewind()
 			c.told, c.announce, c.announced = false, false, true
 			s.running.Store(c.ref)
 			w.Running = c.ref
@@ -311,18 +312,16 @@ func (s *slot) next(se *session) *agentpb.AgentMessage {
 // nextOfCall keeps the order: Accepted, output, Final.
 func (s *slot) nextOfCall(se *session, c *call) *agentpb.AgentMessage {
 	id, attempt := c.ref.GetTaskId(), c.ref.GetAttempt()
-	if !c.announced && (c.announce || !c.out.empty()) {
+	if !c.announced && (c.announce || !c.out.Empty()) {
 		c.announced = true
 		return &agentpb.AgentMessage{Msg: &agentpb.AgentMessage_Accepted{Accepted: &agentpb.Accepted{
 			TaskId: id, Attempt: attempt, StartedUnixNano: c.started.UnixNano(),
 		}}}
 	}
-	if o := c.out.take(); o != nil {
-		return &agentpb.AgentMessage{Msg: &agentpb.AgentMessage_Output{Output: &agentpb.Output{
-			TaskId: id, Attempt: attempt, Seq: o.seq, Stream: o.stream, Offset: o.offset, Data: o.data,
-		}}}
+	if o := c.nextOutput(); o != nil {
+		return o
 	}
-	if c.final != nil && c.out.drained() {
+	if c.final != nil && c.out.Drained() {
 		s.retire()
 		return &agentpb.AgentMessage{Msg: &agentpb.AgentMessage_Final{Final: c.final}}
 	}

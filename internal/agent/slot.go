@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"headgate/internal/agent/ledger"
+	"headgate/internal/agent/spool"
 	"headgate/internal/agentpb"
 	"headgate/internal/fault"
 )
@@ -26,6 +29,7 @@ type slot struct {
 	log      *slog.Logger
 	executor *executors
 	left     leftovers
+	spools   string // folder of the tasks' output
 
 	// base is the parent of all tasks' contexts. It is kept here because tasks
 	// outlive the sessions that bring them.
@@ -53,7 +57,7 @@ type call struct {
 	entry   *ledger.Entry
 	cancel  context.CancelCauseFunc
 	started time.Time
-	out     *outbox
+	out     *spool.Spool
 	// announce: Accepted is due on the current session; announced: it was sent.
 	announce, announced bool
 	timer               *time.Timer
@@ -61,10 +65,17 @@ type call struct {
 	told                bool           // final was handed to the current session
 }
 
-func newSlot(c Config, l *ledger.Ledger, e *epochs, x *executors, left leftovers) *slot {
-	s := &slot{limits: c.Limits, demo: c.Demo, log: c.Logger, executor: x, left: left, ledger: l, epochs: e, idle: make(chan struct{})}
+func newSlot(c Config, l *ledger.Ledger, e *epochs, x *executors, left leftovers) (*slot, error) {
+	s := &slot{
+		limits: c.Limits, demo: c.Demo, log: c.Logger, executor: x, left: left, ledger: l, epochs: e, idle: make(chan struct{}),
+		spools: filepath.Join(c.DataDir, spoolDir),
+	}
 	s.base, s.end = context.WithCancelCause(context.Background())
-	return s
+	if err := s.takeUp(); err != nil {
+		s.end(errStopping)
+		return nil, fault.Wrap(err, fault.Internal, "output_unreadable", "The output of earlier tasks in "+s.spools+" cannot be read.")
+	}
+	return s, nil
 }
 
 // busy says whether the slot is taken.
@@ -136,8 +147,12 @@ func (s *slot) start(ref *agentpb.TaskRef, m *agentpb.Execute, digest [8]byte) {
 	}
 	fault.Point("after_accepted_sync")
 	ctx, cancel := context.WithCancelCause(s.base)
-	c := &call{ref: ref, epoch: m.GetEpoch(), entry: entry, cancel: cancel, started: time.Now(), out: newOutbox()}
+	c := &call{ref: ref, epoch: m.GetEpoch(), entry: entry, cancel: cancel, started: time.Now()}
+	c.out = spool.New(s.spools, ref.GetTaskId(), ref.GetAttempt(), s.limits.OutputSpool)
 	c.timer = time.AfterFunc(s.limits.AcceptDelay, func() { s.announce(c) })
+	if s.call != nil {
+		s.discard(s.call)
+	}
 	s.call = c
 	s.running.Store(ref)
 	s.work.Go(func() { s.run(ctx, c, m) })
@@ -165,7 +180,7 @@ func (s *slot) run(ctx context.Context, c *call, m *agentpb.Execute) {
 	end := s.misbehave(ctx)
 	if end.Outcome == "" {
 		end = s.executor.Execute(ctx, Task{
-			ID: c.ref.GetTaskId(), Attempt: c.ref.GetAttempt(), Kind: m.GetKind(), Args: m.GetArgs(), Output: spool{s, c},
+			ID: c.ref.GetTaskId(), Attempt: c.ref.GetAttempt(), Kind: m.GetKind(), Args: m.GetArgs(), Output: printer{s, c},
 		})
 	}
 	s.finish(ctx, c, end)
@@ -176,6 +191,7 @@ func (s *slot) finish(ctx context.Context, c *call, end Ending) {
 	// By the monotonic clock, so that a clock that is set meanwhile does not
 	// make the task longer or end it before its start.
 	now := c.started.Add(time.Since(c.started))
+	printed, dropped := c.out.End()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.timer.Stop()
@@ -186,8 +202,8 @@ func (s *slot) finish(ctx context.Context, c *call, end Ending) {
 		s.checkIdle()
 		return
 	}
-	if c.out.dropped > 0 {
-		end.Detail = sentence(end.Detail, "Part of its last output was dropped because the controller had not taken what came before.")
+	if dropped > 0 {
+		end.Detail = sentence(end.Detail, fmt.Sprintf("Of %d bytes of output %d were dropped; its beginning and its end are kept.", printed, dropped))
 	}
 	end.Detail = clip(end.Detail)
 	if end.Exit != nil {
@@ -196,7 +212,7 @@ func (s *slot) finish(ctx context.Context, c *call, end Ending) {
 	final := &agentpb.Final{
 		TaskId: c.ref.GetTaskId(), Attempt: c.ref.GetAttempt(), Epoch: c.epoch,
 		Outcome: end.Outcome, Reason: end.Reason, Detail: end.Detail, Result: end.Result, Exit: end.Exit,
-		StartedUnixNano: c.started.UnixNano(), EndedUnixNano: now.UnixNano(), OutputBytes: c.out.total,
+		StartedUnixNano: c.started.UnixNano(), EndedUnixNano: now.UnixNano(), OutputBytes: printed,
 	}
 	stored, err := proto.Marshal(final)
 	if err != nil {
@@ -280,7 +296,7 @@ func (s *slot) ack(se *session, m *agentpb.Ack) {
 	defer s.mu.Unlock()
 	c := s.call
 	if s.session == se && c != nil && c.ref.GetTaskId() == m.GetTaskId() && c.ref.GetAttempt() == m.GetAttempt() {
-		c.out.ack(m.GetSeq())
+		c.out.Ack(m.GetSeq())
 		s.wakeLocked()
 	}
 }
@@ -302,6 +318,7 @@ func (s *slot) forgetLocked(ids []int64) {
 				continue // it runs: nobody can have its result
 			}
 			s.retire()
+			s.discard(s.call)
 			s.call = nil
 		}
 		keep = append(keep, id)

@@ -25,6 +25,7 @@ const (
 	pairingFile  = "pairing.json"
 	epochsFile   = "epochs.json"
 	ledgerFile   = "ledger"
+	spoolDir     = "output"
 	infoFile     = "agent.json"
 	programFile  = "program.json"
 )

@@ -1202,8 +1202,11 @@ func (x *Accepted) GetStartedUnixNano() int64 {
 }
 
 // Output is a piece of what the task printed, at most 64 KiB. seq counts the
-// chunks of both streams from 0; offset counts the bytes of its own stream.
-// At most 4 chunks are unacknowledged at a time.
+// chunks of both streams from 0 and leaves out those that were dropped; offset
+// counts the bytes of its own stream, so what is missing before a chunk shows.
+// A chunk without data says that its stream has come to this offset, though
+// nothing before it was kept. At most 4 chunks are unacknowledged at a time; a
+// new session begins with the first that is.
 type Output struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TaskId        int64                  `protobuf:"varint,1,opt,name=task_id,json=taskId,proto3" json:"task_id,omitempty"`
@@ -1356,6 +1359,7 @@ type Final struct {
 	StartedUnixNano int64                  `protobuf:"varint,9,opt,name=started_unix_nano,json=startedUnixNano,proto3" json:"started_unix_nano,omitempty"`
 	EndedUnixNano   int64                  `protobuf:"varint,10,opt,name=ended_unix_nano,json=endedUnixNano,proto3" json:"ended_unix_nano,omitempty"`
 	OutputBytes     int64                  `protobuf:"varint,11,opt,name=output_bytes,json=outputBytes,proto3" json:"output_bytes,omitempty"` // printed in all, stored or not
+	Interrupted     bool                   `protobuf:"varint,12,opt,name=interrupted,proto3" json:"interrupted,omitempty"`                    // nobody knows its end: the agent was restarted while it ran, and only what was printed is left
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1465,6 +1469,13 @@ func (x *Final) GetOutputBytes() int64 {
 		return x.OutputBytes
 	}
 	return 0
+}
+
+func (x *Final) GetInterrupted() bool {
+	if x != nil {
+		return x.Interrupted
+	}
+	return false
 }
 
 // Exit tells how a program ended; each cause has its own field.
@@ -2463,7 +2474,7 @@ const file_internal_agentpb_agent_proto_rawDesc = "" +
 	"\x04data\x18\x06 \x01(\fR\x04data\">\n" +
 	"\tHeartbeat\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x18\n" +
-	"\aattempt\x18\x02 \x01(\x05R\aattempt\"\xd6\x02\n" +
+	"\aattempt\x18\x02 \x01(\x05R\aattempt\"\xf8\x02\n" +
 	"\x05Final\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12\x14\n" +
@@ -2476,7 +2487,8 @@ const file_internal_agentpb_agent_proto_rawDesc = "" +
 	"\x11started_unix_nano\x18\t \x01(\x03R\x0fstartedUnixNano\x12&\n" +
 	"\x0fended_unix_nano\x18\n" +
 	" \x01(\x03R\rendedUnixNano\x12!\n" +
-	"\foutput_bytes\x18\v \x01(\x03R\voutputBytes\"\x86\x03\n" +
+	"\foutput_bytes\x18\v \x01(\x03R\voutputBytes\x12 \n" +
+	"\vinterrupted\x18\f \x01(\bR\vinterrupted\"\x86\x03\n" +
 	"\x04Exit\x12\x17\n" +
 	"\x04code\x18\x01 \x01(\x05H\x00R\x04code\x88\x01\x01\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\tR\x06signal\x12\x1f\n" +

@@ -34,6 +34,8 @@ func finalOf(p *agentpb.Final) tasks.Final {
 		Epoch:     p.GetEpoch(),
 		StartedAt: timeOf(p.GetStartedUnixNano()),
 		EndedAt:   timeOf(p.GetEndedUnixNano()),
+
+		Interrupted: p.GetInterrupted(),
 	}
 	e := &f.Ending
 	e.Outcome = tasks.Outcome(p.GetOutcome())
