@@ -191,6 +191,20 @@ func backoff(attempt int) time.Duration {
 	return d - d/5 + rand.N(2*d/5)
 }
 
+// recordEachLate keeps what can be kept when an answer among many cannot: an
+// agent may say what it likes.
+func (l *loop) recordEachLate(ctx context.Context) error {
+	for i, f := range l.late {
+		err := l.m.cfg.Store.RecordLate(ctx, l.late[i:i+1])
+		if isPoison(err) {
+			l.log.Error("a late answer could not be kept", "task_id", f.ID, "attempt", f.Attempt, "err", err)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // flushLate keeps late answers, and lets the agents forget them.
 func (l *loop) flushLate(ctx context.Context) error {
 	if len(l.late) == 0 {
@@ -198,11 +212,12 @@ func (l *loop) flushLate(ctx context.Context) error {
 	}
 	ctx, cancel := l.storeContext(ctx)
 	defer cancel()
-	if err := l.m.cfg.Store.RecordLate(ctx, l.late); err != nil {
-		if !isPoison(err) {
-			return err
-		}
-		l.log.Error("late answers could not be kept", "count", len(l.late), "err", err)
+	err := l.m.cfg.Store.RecordLate(ctx, l.late)
+	if isPoison(err) {
+		err = l.recordEachLate(ctx)
+	}
+	if err != nil {
+		return err
 	}
 	l.mu.Lock()
 	for _, f := range l.late {

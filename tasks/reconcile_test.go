@@ -284,6 +284,29 @@ func TestLiesChangeNothing(t *testing.T) {
 	})
 }
 
+// TestALateAnswerThatCannotBeStoredHoldsUpNobody: an agent talks about an
+// attempt that no column holds, among late answers that can be kept.
+func TestALateAnswerThatCannotBeStoredHoldsUpNobody(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 2)
+		done := r.submit(0).ID
+		r.isDone(done)
+		liar := r.agents[0].Num
+		r.runner.Say(func(s tasks.Sessions) {
+			for _, attempt := range []int{7, 1 << 20, 8} {
+				s.Final(liar, tasks.Final{Ref: tasks.Ref{ID: done, Attempt: attempt}, Epoch: 1, Ending: tasks.Ending{Outcome: tasks.Failed}})
+			}
+		})
+		synctest.Wait()
+		r.isDone(r.submit(1).ID)
+		r.isDone(r.submit(0).ID)
+		if late := r.store.Late(); len(late) != 2 {
+			t.Errorf("late answers %v, want those of attempts 7 and 8", late)
+		}
+		r.check()
+	})
+}
+
 // TestAssignmentNeverMeetsTheNextSession: the session changes while the claim
 // is on its way to disk. The new session's welcome does not name the task, so
 // it is given back; it must not have been sent on that session too.

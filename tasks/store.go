@@ -74,6 +74,8 @@ type Queue interface {
 	// harmless. Not late, and left out: the answer that is itself stored (same
 	// attempt and epoch, and the stored outcome is not unknown), an answer about
 	// a task of another agent, and one about a task that is not completed.
+	// *PoisonError when an answer cannot be stored, for example with an attempt
+	// that is none; then nothing is kept.
 	RecordLate(ctx context.Context, late []Finish) error
 
 	// Find gives the queue row of a task that is not completed: what a cancel

@@ -239,10 +239,14 @@ func (d *DB) RecordLate(ctx context.Context, late []tasks.Finish) error {
 		return err
 	}
 	a.seal()
-	return d.write(ctx, "keep a late answer", func(tx *Tx) error {
+	err := d.write(ctx, "keep a late answer", func(tx *Tx) error {
 		_, err := tx.exec(sqlRecordLate, a.args...)
 		return err
 	})
+	if poison(err) {
+		return &tasks.PoisonError{Err: err}
+	}
+	return err
 }
 
 const sqlFind = `

@@ -151,6 +151,10 @@ func testLate(b *bench) {
 			b.Errorf("a late answer changed task %d:\n%s", ids[i], d)
 		}
 	}
+	odd := tasks.Finish{Agent: b.agents[0], Ref: tasks.Ref{ID: ids[0], Attempt: 100_000}, Ending: tasks.Ending{Outcome: tasks.Succeeded}}
+	if _, ok := errors.AsType[*tasks.PoisonError](b.e.RecordLate(b.ctx, []tasks.Finish{odd})); !ok {
+		b.Error("an answer of attempt 100,000 was not refused for its data")
+	}
 	if b.e.Late == nil {
 		return
 	}

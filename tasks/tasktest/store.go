@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -560,6 +561,11 @@ func (s *Store) RecordLate(ctx context.Context, late []tasks.Finish) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, f := range late {
+		if f.Attempt < math.MinInt16 || f.Attempt > math.MaxInt16 {
+			return &tasks.PoisonError{Err: fmt.Errorf("attempt %d is none", f.Attempt)}
+		}
+	}
 	for _, f := range late {
 		r := s.rows[f.ID]
 		if r == nil || r.place != completed || r.ins.Agent != f.Agent {
