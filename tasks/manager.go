@@ -201,7 +201,8 @@ func (m *Manager) Drain() { m.draining.Store(true) }
 
 // HandOver gives the shards to other controllers, if any lives, and takes no
 // more: this one is about to stop, and what it still gets is passed on. Without
-// others it goes on as it is until Run ends.
+// others it goes on as it is until Run ends. The caller has signed this
+// controller off before, so that nobody leaves it a part.
 func (m *Manager) HandOver() {
 	m.leaving.Store(true)
 	m.keeper.ask()

@@ -258,7 +258,9 @@ func (m *Manager) deal(ctx context.Context, list []*submission, since time.Time)
 		case mine&(1<<s.shard) != 0:
 			here = append(here, s)
 		case err != nil:
-			s.failed(errNotStored(), true)
+			if s.err == nil { // what was said before says more
+				s.failed(errNotStored(), true)
+			}
 		default:
 			if err := m.callable(l); err != nil {
 				s.failed(err, true)

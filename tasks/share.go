@@ -64,10 +64,10 @@ func (k *keeper) wanted(o Owners) (want []Shard, fair int) {
 		}
 	}
 	n := max(len(alive), o.Alive)
-	fair = (NumShards + n - 1) / n
-	if k.m.leaving.Load() && n > 1 {
+	if k.m.leaving.Load() && max(n, o.Alive+1) > 1 { // this one is not registered any more
 		return nil, 0
 	}
+	fair = (NumShards + n - 1) / n
 	room := fair - len(mine) - len(want)
 	free := map[Shard]time.Time{}
 	for _, i := range rand.Perm(NumShards) {

@@ -22,7 +22,7 @@ func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
 	c.ready.enter(phaseDrain)
 	close(c.leaves)
 	if c.hasJoined() {
-		c.parts.manager.HandOver()
+		c.handOver(base)
 	}
 	d.done("readyz")
 	c.drainLead()
@@ -54,6 +54,26 @@ func (c *Controller) drain(ctx context.Context, sup *supervisor) error {
 	}
 	return nil
 }
+
+// handOver leaves the agents to other controllers, if there are any. It signs
+// off first: whoever counts the controllers then takes all that is given back.
+func (c *Controller) handOver(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := c.unregister(ctx); err == nil {
+			c.parts.manager.HandOver()
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(handOverWait):
+	}
+}
+
+// handOverWait bounds the word to the others: a database that is silent must not
+// hold up a stop.
+const handOverWait = 2 * time.Second
 
 // drainLead leaves load balancers the time to see that /readyz fails. Nobody
 // was sent here before the public port opened.

@@ -310,15 +310,15 @@ func (c *Controller) unregister(ctx context.Context) error {
 func (c *Controller) heartbeat(ctx context.Context) error {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
-	leaves := c.leaves
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-c.leaves: // drain has signed this controller off
+			<-ctx.Done()
+			return nil
 		case <-tick.C:
 		case <-c.gate.turn:
-		case <-leaves:
-			leaves = nil // once
 		}
 		if _, err := c.parts.db.Heartbeat(ctx, c.state.owner, c.gate.isStable()); err != nil && ctx.Err() == nil {
 			c.log.Warn("tell the other controllers that this one lives", "err", err)

@@ -248,10 +248,11 @@ func (c *couple) cancelElsewhere(agent uuid.UUID) {
 	sleep := map[string]any{"agent": agent.String(), "kind": kinds.Sleep, "args": map[string]any{"seconds": 60}}
 	_, running := c.request(c.two, "POST", "/tasks", sleep)
 	_, waiting := c.request(c.two, "POST", "/tasks", sleep)
-	_, seen := c.request(c.two, "GET", "/tasks/"+waiting["id"].(string), nil)
-	if w, _ := seen["waiting"].(map[string]any); w["cause"] != tasks.CauseBusy || w["blocking"] != running["id"] {
-		c.Errorf("explained elsewhere: %v", seen["waiting"])
-	}
+	c.until("the owner's sentence is told: busy with the task before", func() bool {
+		_, seen := c.request(c.two, "GET", "/tasks/"+waiting["id"].(string), nil)
+		w, _ := seen["waiting"].(map[string]any)
+		return w["cause"] == tasks.CauseBusy && w["blocking"] == running["id"]
+	})
 	for _, task := range []map[string]any{waiting, running} {
 		if status, got := c.request(c.two, "POST", "/tasks/"+task["id"].(string)+"/cancel", nil); status != http.StatusAccepted {
 			c.Errorf("cancel: %d %v", status, got)

@@ -309,7 +309,7 @@ func (s *Store) Owners(ctx context.Context) (tasks.Owners, error) {
 			continue
 		}
 		l := s.lease(tasks.Shard(sh))
-		l.Left = l.Until.Sub(now)
+		l.Left, l.Peer = l.Until.Sub(now), l.Owner
 		o.Leases = append(o.Leases, l)
 	}
 	return o, nil
