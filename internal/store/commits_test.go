@@ -235,6 +235,10 @@ func writesOfUpkeep(r *rig) []lostWrite {
 			_, err := r.skipTo(ctx, skipped*partitionSpan)
 			return err
 		}},
+		{name: "epochs raised", effect: `SELECT max(epoch) FROM shard_lease`, delta: epochLeap, do: func(r *rig) error {
+			_, err := r.RaiseEpochs(ctx)
+			return err
+		}},
 		{name: "partition marked", effect: `SELECT count(*) FROM pg_inherits WHERE inhparent = 'late_result'::regclass`, delta: -1, do: func(r *rig) error {
 			return r.dropPartition(ctx, Partition{Number: 1})
 		}},

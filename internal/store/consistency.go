@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/lib/pq"
+
 	"headgate/tasks"
 )
 
@@ -52,14 +54,15 @@ ORDER BY q.task_id LIMIT $1`
 // count in the select list probes one row after the other by key, whatever the
 // planner believes.
 const sqlTorn = `
-SELECT t.id, t.places FROM (
+SELECT count(*) AS looked, coalesce(max(id), 0) AS last,
+       coalesce(array_agg(id ORDER BY id) FILTER (WHERE places <> 1), '{}') AS torn
+FROM (
     SELECT t.id,
         (SELECT count(*) FROM agent_queue q WHERE q.agent_num = t.agent_num AND q.priority = t.priority AND q.task_id = t.id) +
         (SELECT count(*) FROM agent_later l WHERE l.task_id = t.id) +
         (SELECT count(*) FROM agent_result r WHERE r.task_id = t.id) AS places
     FROM (SELECT id, agent_num, priority FROM agent_task WHERE id > $1 ORDER BY id LIMIT $2) t
-) t
-ORDER BY t.id`
+) t`
 
 const sqlNewestTask = `SELECT coalesce(max(id), 0) FROM agent_task`
 
@@ -83,10 +86,10 @@ func (d *DB) checkConsistency(ctx context.Context, c *consistency) (Consistency,
 	var found Consistency
 	var crowded []int32
 	var lost []int64
-	if err := d.pages.SelectContext(ctx, &crowded, sqlCrowded, checkNamed); err != nil {
+	if err := d.upkeep.SelectContext(ctx, &crowded, sqlCrowded, checkNamed); err != nil {
 		return found, err
 	}
-	if err := d.pages.SelectContext(ctx, &lost, sqlLost, checkNamed); err != nil {
+	if err := d.upkeep.SelectContext(ctx, &lost, sqlLost, checkNamed); err != nil {
 		return found, err
 	}
 	for _, n := range crowded {
@@ -96,7 +99,7 @@ func (d *DB) checkConsistency(ctx context.Context, c *consistency) (Consistency,
 		found.Lost = append(found.Lost, tasks.ID(id))
 	}
 	var newest int64
-	if err := d.pages.GetContext(ctx, &newest, sqlNewestTask); err != nil {
+	if err := d.upkeep.GetContext(ctx, &newest, sqlNewestTask); err != nil {
 		return found, err
 	}
 	from := max(newest-checkNewest, 0)
@@ -119,23 +122,19 @@ func (d *DB) checkConsistency(ctx context.Context, c *consistency) (Consistency,
 // checkTasks looks at the next tasks after one and gives the last of them; 0 =
 // there was none.
 func (d *DB) checkTasks(ctx context.Context, found *Consistency, after int64, limit int) (int64, error) {
-	var rows []struct {
-		ID     int64 `db:"id"`
-		Places int   `db:"places"`
+	var seen struct {
+		Looked int           `db:"looked"`
+		Last   int64         `db:"last"`
+		Torn   pq.Int64Array `db:"torn"`
 	}
-	if err := d.pages.SelectContext(ctx, &rows, sqlTorn, after, limit); err != nil {
+	if err := d.upkeep.GetContext(ctx, &seen, sqlTorn, after, limit); err != nil {
 		return 0, err
 	}
-	found.Looked += len(rows)
-	for _, r := range rows {
-		if r.Places != 1 && len(found.Torn) < checkNamed {
-			found.Torn = append(found.Torn, tasks.ID(r.ID))
-		}
+	found.Looked += seen.Looked
+	for _, id := range seen.Torn[:min(len(seen.Torn), checkNamed-len(found.Torn))] {
+		found.Torn = append(found.Torn, tasks.ID(id))
 	}
-	if len(rows) == 0 {
-		return 0, nil
-	}
-	return rows[len(rows)-1].ID, nil
+	return seen.Last, nil
 }
 
 // LeaveConsistency says that another controller compares the tables.
