@@ -24,7 +24,7 @@ const (
 // EventBody is the data of an event: what changed. Whoever cares reads the
 // object anew.
 type EventBody struct {
-	Type    string `json:"type" enums:"task.created,task.started,task.requeued,task.cancelling,task.output,task.completed,agent.changed,controller.changed,reset"`
+	Type    string `json:"type" enums:"task.created,task.started,task.requeued,task.cancelling,task.output,task.completed,task.late_result,agent.changed,controller.changed,reset"`
 	ID      string `json:"id,omitempty"`      // of the task
 	Agent   string `json:"agent,omitempty"`   // id of the agent
 	State   string `json:"state,omitempty"`   // of the task; of an agent its health

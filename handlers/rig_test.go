@@ -38,6 +38,7 @@ type rig struct {
 	handler http.Handler
 	auth    *auth.Service
 	store   *authtest.Store
+	queue   *tasktest.Store
 	manager *tasks.Manager
 	service *tasks.Service
 	fleet   *fleet.Fleet
@@ -103,6 +104,7 @@ func (r *rig) readiness() handlers.Readiness {
 func (r *rig) startQueue(t testing.TB) {
 	t.Helper()
 	store, rows := tasktest.NewStore(), fleettest.NewStore()
+	r.queue = store
 	shards := map[tasks.AgentNum]tasks.Shard{}
 	for i, name := range names() {
 		id := uuid.NewV7()

@@ -47,8 +47,25 @@ type TaskBody struct {
 	RetryOf           *string         `json:"retry_of"`            // id of the task that this one repeats
 	RetriedAs         *string         `json:"retried_as"`          // id of the task that repeats this one
 	RunID             *string         `json:"run_id"`
-	Waiting           *WaitingBody    `json:"waiting"` // why it is not completed; null when it is
+	LateResults       *[]LateBody     `json:"late_results"` // answers that came after the completion; null where they are not looked up: in lists, batches and events
+	Waiting           *WaitingBody    `json:"waiting"`      // why it is not completed; null when it is
 } //	@name	Task
+
+// LateBody is an answer of the agent that came when the task was completed
+// without it, as unknown or cancelled. It is kept and has changed nothing.
+type LateBody struct {
+	Attempt        int             `json:"attempt"`
+	ReceivedAt     time.Time       `json:"received_at"`
+	StartedAt      *time.Time      `json:"started_at"`      // by the agent's clock
+	ChangedOutcome bool            `json:"changed_outcome"` // always false: a completed task never changes
+	Outcome        *string         `json:"outcome" enums:"succeeded,failed,timed-out,cancelled,expired,rejected,unknown"`
+	Reason         *string         `json:"reason"`
+	Detail         *string         `json:"detail"`
+	Result         json.RawMessage `json:"result"`
+	ResultEncoding *string         `json:"result_encoding" enums:"base64"`
+	Exit           *tasks.Exit     `json:"exit"`
+	OutputBytes    int64           `json:"output_bytes"`
+} //	@name	LateResult
 
 // WaitingBody explains why a task is not completed.
 type WaitingBody struct {
@@ -105,8 +122,28 @@ func appendTask(b []byte, t *tasks.Task) []byte {
 	} else {
 		b = appendString(b, t.RunID.String())
 	}
+	b = appendLate(append(b, `,"late_results":`...), t.Late)
 	b = append(b, `,"waiting":`...)
 	return append(appendWaiting(b, t.Waiting), '}')
+}
+
+func appendLate(b []byte, late []tasks.LateResult) []byte {
+	if late == nil {
+		return append(b, "null"...)
+	}
+	b = append(b, '[')
+	for i := range late {
+		x := &late[i]
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(append(b, `{"attempt":`...), int64(x.Attempt), 10)
+		b = appendTime(append(b, `,"received_at":`...), x.ReceivedAt)
+		b = appendTime(append(b, `,"started_at":`...), x.StartedAt)
+		b = append(b, `,"changed_outcome":false`...)
+		b = append(appendEnding(b, &x.Ending), '}')
+	}
+	return append(b, ']')
 }
 
 func appendEnding(b []byte, e *tasks.Ending) []byte {

@@ -22,7 +22,8 @@ const (
 	EventCancelling = "task.cancelling"
 	EventOutput     = "task.output" // on task:<id> alone
 	EventCompleted  = "task.completed"
-	EventReset      = "reset" // events were missed: read everything again
+	EventLate       = "task.late_result" // an answer came after the completion: kept beside, it changes nothing
+	EventReset      = "reset"            // events were missed: read everything again
 
 	EventAgent      = "agent.changed"
 	EventController = "controller.changed"

@@ -193,16 +193,17 @@ func backoff(attempt int) time.Duration {
 
 // recordEachLate keeps what can be kept when an answer among many cannot: an
 // agent may say what it likes.
-func (l *loop) recordEachLate(ctx context.Context) error {
+func (l *loop) recordEachLate(ctx context.Context) (kept []ID, err error) {
 	for i, f := range l.late {
-		err := l.m.cfg.Store.RecordLate(ctx, l.late[i:i+1])
+		one, err := l.m.cfg.Store.RecordLate(ctx, l.late[i:i+1])
 		if isPoison(err) {
 			l.log.Error("a late answer could not be kept", "task_id", f.ID, "attempt", f.Attempt, "err", err)
 		} else if err != nil {
-			return err
+			return nil, err
 		}
+		kept = append(kept, one...)
 	}
-	return nil
+	return kept, nil
 }
 
 // flushLate keeps late answers, and lets the agents forget them.
@@ -212,15 +213,18 @@ func (l *loop) flushLate(ctx context.Context) error {
 	}
 	ctx, cancel := l.storeContext(ctx)
 	defer cancel()
-	err := l.m.cfg.Store.RecordLate(ctx, l.late)
+	kept, err := l.m.cfg.Store.RecordLate(ctx, l.late)
 	if isPoison(err) {
-		err = l.recordEachLate(ctx)
+		kept, err = l.recordEachLate(ctx)
 	}
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	for _, f := range l.late {
+		if a := l.agents[f.Agent]; a != nil && slices.Contains(kept, f.ID) {
+			l.out.events = append(l.out.events, Event{Type: EventLate, Task: f.ID, Agent: a.info.ID, State: StateCompleted})
+		}
 		if a := l.agents[f.Agent]; a != nil && a.session && a.task(f.ID) == nil {
 			a.forget = append(a.forget, f.ID)
 			l.out.forgets = append(l.out.forgets, a)

@@ -317,6 +317,14 @@ func (s *Service) Get(ctx context.Context, id ID) (*Task, error) {
 	if err != nil {
 		return nil, readFault(err)
 	}
+	if t.State == StateCompleted && t.Attempt > 0 {
+		if t.Late, err = s.store.LateResults(ctx, id); err != nil {
+			return nil, readFault(err)
+		}
+	}
+	if t.Late == nil {
+		t.Late = []LateResult{} // it was looked for
+	}
 	s.explain(ctx, t)
 	if w := t.Waiting; w != nil && w.Position == 0 && w.queued() {
 		// It stands behind what is in memory. That the place is not known is
@@ -535,6 +543,7 @@ func (s *Service) ended(ctx context.Context, t *Task, c *completion) *Task {
 	done.State, done.Attempt, done.Ending = StateCompleted, c.attempt, c.ending
 	done.StartedAt, done.CompletedAt = c.startedAt, c.completedAt
 	done.CancelRequestedAt, done.CancelActor, done.Waiting = c.cancelledAt, c.cancelActor, nil
+	done.Late = []LateResult{} // nothing can have come after it yet
 	return &done
 }
 

@@ -70,13 +70,14 @@ type Queue interface {
 	// delivery, priority and timeout, and not to expire later than it.
 	Alike(ctx context.Context, inserts []Insert) ([][]Like, error)
 
-	// RecordLate keeps answers that came after completion. Repeating it is
-	// harmless. Not late, and left out: the answer that is itself stored (same
-	// attempt and epoch, and the stored outcome is not unknown), an answer about
-	// a task of another agent, and one about a task that is not completed.
+	// RecordLate keeps answers that came after completion and gives the tasks of
+	// those that are new. Repeating it is harmless. Not late, and left out: the
+	// answer that is itself stored (same attempt and epoch, and the stored
+	// outcome is not unknown), an answer about a task of another agent, and one
+	// about a task that is not completed.
 	// *PoisonError when an answer cannot be stored, for example with an attempt
 	// that is none; then nothing is kept.
-	RecordLate(ctx context.Context, late []Finish) error
+	RecordLate(ctx context.Context, late []Finish) ([]ID, error)
 
 	// Find gives the queue row of a task that is not completed: what a cancel
 	// or a removed agent needs. ErrNoTask when there is none.
@@ -110,6 +111,9 @@ type Reader interface {
 	// Position gives the place of a task in its agent's order, 1 = next; 0
 	// when it does not stand there. It reads as many rows as stand before it.
 	Position(ctx context.Context, agent AgentNum, priority int, id ID) (int, error)
+	// LateResults gives the answers that came after the task was completed, in
+	// the order in which they came, at most MaxLateShown.
+	LateResults(ctx context.Context, id ID) ([]LateResult, error)
 	// Output gives the chunks of the task's newest attempt from seq on, at
 	// most limit of them.
 	Output(ctx context.Context, id ID, fromSeq, limit int) ([]OutputChunk, error)

@@ -117,7 +117,8 @@ type Task struct {
 	RetryOf   ID     // the task that this one repeats; 0 = none
 	RetriedAs ID     // the task that repeats this one; 0 = none
 	RunID     uuid.UUID
-	Waiting   *Waiting // why it is not completed; filled by Service, nil when completed
+	Late      []LateResult // answers after its completion; nil = not looked up, which Service.Get does
+	Waiting   *Waiting     // why it is not completed; filled by Service, nil when completed
 }
 
 // Ending is how a task ended.
@@ -130,6 +131,19 @@ type Ending struct {
 	Exit        *Exit           // programs only
 	OutputBytes int64           // printed in all
 }
+
+// LateResult is an answer of the agent that came when the task was completed
+// without it. It is kept and shown, and has changed nothing.
+type LateResult struct {
+	Attempt    int
+	StartedAt  time.Time // by the agent's clock, zero = not said
+	ReceivedAt time.Time
+	Ending     Ending
+}
+
+// MaxLateShown bounds the late answers of one task that are shown; agents
+// give one for each attempt.
+const MaxLateShown = 20
 
 // Exit tells how a program ended; each cause has its own field.
 type Exit struct {

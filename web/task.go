@@ -35,9 +35,25 @@ type taskPage struct {
 	From     string // cursor that the shown output begins at
 	Streams  bool   // its kind prints while it runs
 	OutSize  string
+	Later    []laterAnswer
 	API      string
 	Repeat   string
 	Curl     string
+}
+
+// laterAnswer is one that came when the task was completed without it.
+type laterAnswer struct {
+	tasks.LateResult
+	Word   string
+	Result template.HTML
+}
+
+func laterAnswers(t *tasks.Task) []laterAnswer {
+	var list []laterAnswer
+	for _, l := range t.Late {
+		list = append(list, laterAnswer{LateResult: l, Word: string(l.Ending.Outcome), Result: prettyJSON(l.Ending.Result)})
+	}
+	return list
 }
 
 // step is one entry of the timeline.
@@ -107,7 +123,7 @@ func (s *server) showTask(w http.ResponseWriter, r *http.Request, status int, t 
 		Args: prettyJSON(t.Args), Result: prettyJSON(t.Ending.Result), Out: out, From: r.URL.Query().Get("from"),
 		API: "/api/v1/tasks/" + t.ID.String(), Repeat: repeatAddress(t), Curl: taskCurl(s.origin(r), t),
 	}
-	d.Parts = parts(t, p.Now)
+	d.Parts, d.Later = parts(t, p.Now), laterAnswers(t)
 	d.Exit, d.ExitText = exitFacts(t.Ending.Exit)
 	if len(t.Ending.ResultBytes) > 0 {
 		d.Bytes = clip(base64.StdEncoding.EncodeToString(t.Ending.ResultBytes), maxShownJSON)
@@ -189,7 +205,9 @@ func (s *server) retryTask(w http.ResponseWriter, r *http.Request) error {
 // steps tells the task's life so far, and what is to come.
 func steps(t *tasks.Task, now time.Time) []step {
 	list := []step{{State: "succeeded", Name: "Submitted", Text: "by " + actorName(t.Actor), At: t.CreatedAt, Note: "On disk before it was acknowledged."}}
-	if !t.NotBefore.IsZero() {
+	if !t.NotBefore.IsZero() && t.Attempt > 0 && t.State == tasks.StateNew {
+		list = append(list, step{State: "new", Name: "Attempt " + strconv.Itoa(t.Attempt) + " interrupted", Text: "the next one follows", At: t.NotBefore, By: true})
+	} else if !t.NotBefore.IsZero() {
 		list = append(list, step{State: "succeeded", Name: "Not before", At: t.NotBefore, By: t.NotBefore.After(now)})
 	}
 	started, done := !t.StartedAt.IsZero(), t.State == tasks.StateCompleted

@@ -198,7 +198,8 @@ func writesOfUpkeep(r *rig) []lostWrite {
 		{name: "late answer", effect: `SELECT count(*) FROM late_result`, delta: 1, do: func(r *rig) error {
 			late.ID = tasks.ID(r.count(`SELECT min(task_id) FROM agent_result`))
 			late.Attempt, late.Epoch = 7, 7
-			return r.RecordLate(ctx, []tasks.Finish{late})
+			_, err := r.RecordLate(ctx, []tasks.Finish{late})
+			return err
 		}},
 		{
 			name: "keys dropped", effect: `SELECT count(*) FROM task_dedup`, delta: -1, do: upkeep,

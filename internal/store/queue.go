@@ -222,12 +222,13 @@ FROM unnest($1::bigint[], $2::smallint[], $3::bigint[], $4::integer[], $5::bigin
 JOIN agent_result r ON r.task_id = v.task_id AND r.agent_num = v.agent_num
 WHERE NOT (r.attempt = v.attempt AND r.epoch = v.epoch AND r.started_at IS NOT NULL AND r.outcome <> 'unknown')
 ORDER BY v.task_id, v.attempt, v.epoch
-ON CONFLICT (task_id, attempt, epoch) DO NOTHING`
+ON CONFLICT (task_id, attempt, epoch) DO NOTHING
+RETURNING task_id`
 
 // RecordLate implements tasks.Queue.
-func (d *DB) RecordLate(ctx context.Context, late []tasks.Finish) error {
+func (d *DB) RecordLate(ctx context.Context, late []tasks.Finish) ([]tasks.ID, error) {
 	if len(late) == 0 {
-		return nil
+		return nil, nil
 	}
 	a := &turnArgs{}
 	addInts(a, late, func(f *tasks.Finish) int64 { return int64(f.ID) })
@@ -236,17 +237,18 @@ func (d *DB) RecordLate(ctx context.Context, late []tasks.Finish) error {
 	addInts(a, late, func(f *tasks.Finish) int64 { return int64(f.Agent) })
 	addInts(a, late, func(f *tasks.Finish) int64 { return micros(f.StartedAt) })
 	if err := addEndings(a, late, func(f *tasks.Finish) *tasks.Ending { return &f.Ending }); err != nil {
-		return err
+		return nil, err
 	}
 	a.seal()
+	var kept []tasks.ID
 	err := d.write(ctx, "keep a late answer", func(tx *Tx) error {
-		_, err := tx.exec(sqlRecordLate, a.args...)
-		return err
+		kept = nil
+		return tx.list(&kept, sqlRecordLate, a.args...)
 	})
 	if poison(err) {
-		return &tasks.PoisonError{Err: err}
+		return nil, &tasks.PoisonError{Err: err}
 	}
-	return err
+	return kept, err
 }
 
 const sqlFind = `

@@ -100,7 +100,7 @@ func TestRetentionDropsWholePartitionsAndSaysSo(t *testing.T) {
 
 	// An answer to a dropped task harms nobody, and the partition stays away.
 	f := r.finish(tasks.Insert{ID: old[0], Agent: r.agents[0].Num, Priority: 5, Epoch: 1}, 1)
-	if err := r.RecordLate(t.Context(), []tasks.Finish{f}); err != nil {
+	if _, err := r.RecordLate(t.Context(), []tasks.Finish{f}); err != nil {
 		t.Errorf("a late answer to a dropped task: %v", err)
 	}
 	r.nextPartition()

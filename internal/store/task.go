@@ -35,14 +35,9 @@ type taskRow struct {
 	Canceller   string       `db:"cancel_actor"`
 	RetriedAs   int64        `db:"retried_as"`
 
-	Outcome     sql.NullString `db:"outcome"`
-	Reason      sql.NullString `db:"reason"`
-	Detail      sql.NullString `db:"detail"`
-	Exit        sql.NullString `db:"exit"`
-	Result      sql.NullString `db:"result"`
-	ResultBytes []byte         `db:"result_bytes"`
-	OutputBytes sql.NullInt64  `db:"output_bytes"`
-	CompletedAt sql.NullTime   `db:"completed_at"`
+	endingRow
+
+	CompletedAt sql.NullTime `db:"completed_at"`
 }
 
 // One statement sees one snapshot, and in every snapshot a task has exactly one
@@ -81,20 +76,70 @@ func (r taskRow) task() (tasks.Task, error) {
 		return t, nil
 	}
 	t.State = tasks.StateCompleted
-	t.Ending = tasks.Ending{
+	var err error
+	t.Ending, err = r.endingRow.ending(r.ID)
+	return t, err
+}
+
+// endingRow is how a task ended, in the columns of results and of late ones.
+type endingRow struct {
+	Outcome     sql.NullString `db:"outcome"`
+	Reason      sql.NullString `db:"reason"`
+	Detail      sql.NullString `db:"detail"`
+	Exit        sql.NullString `db:"exit"`
+	Result      sql.NullString `db:"result"`
+	ResultBytes []byte         `db:"result_bytes"`
+	OutputBytes sql.NullInt64  `db:"output_bytes"`
+}
+
+func (r *endingRow) ending(id int64) (tasks.Ending, error) {
+	e := tasks.Ending{
 		Outcome: tasks.Outcome(r.Outcome.String), Reason: r.Reason.String, Detail: r.Detail.String,
 		ResultBytes: r.ResultBytes, OutputBytes: r.OutputBytes.Int64,
 	}
 	if r.Result.Valid {
-		t.Ending.Result = json.RawMessage(r.Result.String)
+		e.Result = json.RawMessage(r.Result.String)
 	}
 	if r.Exit.Valid {
-		t.Ending.Exit = new(tasks.Exit)
-		if err := json.Unmarshal([]byte(r.Exit.String), t.Ending.Exit); err != nil {
-			return t, fmt.Errorf("decode the exit of task %d: %w", r.ID, err)
+		e.Exit = new(tasks.Exit)
+		if err := json.Unmarshal([]byte(r.Exit.String), e.Exit); err != nil {
+			return e, fmt.Errorf("decode the exit of task %d: %w", id, err)
 		}
 	}
-	return t, nil
+	return e, nil
+}
+
+const sqlLateResults = `
+SELECT attempt, started_at, received_at, outcome, reason, detail, exit, result, result_bytes, output_bytes
+FROM late_result
+WHERE task_id = $1
+ORDER BY received_at, attempt
+LIMIT $2`
+
+// LateResults implements tasks.Reader.
+func (d *DB) LateResults(ctx context.Context, id tasks.ID) ([]tasks.LateResult, error) {
+	var rows []struct {
+		endingRow
+
+		Attempt    int          `db:"attempt"`
+		StartedAt  sql.NullTime `db:"started_at"`
+		ReceivedAt time.Time    `db:"received_at"`
+	}
+	if err := d.pages.SelectContext(ctx, &rows, sqlLateResults, int64(id), tasks.MaxLateShown); err != nil {
+		return nil, asFault(ctx, err, "read late answers")
+	}
+	var out []tasks.LateResult
+	for i := range rows {
+		r := &rows[i]
+		e, err := r.ending(int64(id))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, tasks.LateResult{
+			Attempt: r.Attempt, StartedAt: instant(r.StartedAt), ReceivedAt: r.ReceivedAt.UTC(), Ending: e,
+		})
+	}
+	return out, nil
 }
 
 // tasksByID reads tasks in the order of their ids in the list; ids that do not

@@ -141,10 +141,22 @@ func testLate(b *bench) {
 		b.finish(2, ids[1], 1), // of another agent
 		b.finish(0, b.id(), 1), // of no task
 	}
-	for range 2 {
-		if err := b.e.RecordLate(b.ctx, late); err != nil {
+	for _, want := range [][]tasks.ID{{ids[1]}, nil} {
+		kept, err := b.e.RecordLate(b.ctx, late)
+		if err != nil {
 			b.Fatalf("record late: %v", err)
 		}
+		sameIDs(b, "kept", kept, want...)
+	}
+	shown, err := b.e.LateResults(b.ctx, ids[1])
+	if err != nil || len(shown) != 1 || shown[0].Attempt != 1 || shown[0].ReceivedAt.IsZero() {
+		b.Fatalf("late answers: %+v, %v", shown, err)
+	}
+	if d := cmp.Diff(late[1].Ending, shown[0].Ending, cmpopts.EquateEmpty()); d != "" {
+		b.Errorf("the late answer (-want +got):\n%s", d)
+	}
+	if none, err := b.e.LateResults(b.ctx, ids[0]); err != nil || len(none) != 0 {
+		b.Errorf("late answers of a task without any: %+v, %v", none, err)
 	}
 	for i, t := range before {
 		if d := cmp.Diff(t, b.task(ids[i])); d != "" {
@@ -152,7 +164,8 @@ func testLate(b *bench) {
 		}
 	}
 	odd := tasks.Finish{Agent: b.agents[0], Ref: tasks.Ref{ID: ids[0], Attempt: 100_000}, Ending: tasks.Ending{Outcome: tasks.Succeeded}}
-	if _, ok := errors.AsType[*tasks.PoisonError](b.e.RecordLate(b.ctx, []tasks.Finish{odd})); !ok {
+	_, err = b.e.RecordLate(b.ctx, []tasks.Finish{odd})
+	if _, ok := errors.AsType[*tasks.PoisonError](err); !ok {
 		b.Error("an answer of attempt 100,000 was not refused for its data")
 	}
 	if b.e.Late == nil {

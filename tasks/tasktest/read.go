@@ -381,6 +381,25 @@ func (s *Store) Position(ctx context.Context, agent tasks.AgentNum, priority int
 	return 0, nil
 }
 
+// LateResults implements tasks.Reader.
+func (s *Store) LateResults(ctx context.Context, id tasks.ID) ([]tasks.LateResult, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []tasks.LateResult
+	for k, l := range s.late {
+		if k.id == id {
+			all = append(all, tasks.LateResult{Attempt: l.Attempt, StartedAt: l.StartedAt, ReceivedAt: l.at, Ending: l.Ending})
+		}
+	}
+	slices.SortFunc(all, func(a, b tasks.LateResult) int {
+		return cmp.Or(a.ReceivedAt.Compare(b.ReceivedAt), cmp.Compare(a.Attempt, b.Attempt))
+	})
+	return all[:min(len(all), tasks.MaxLateShown)], nil
+}
+
 // TasksByID implements tasks.Reader.
 func (s *Store) TasksByID(ctx context.Context, ids []tasks.ID) ([]tasks.Task, error) {
 	if err := ctx.Err(); err != nil {

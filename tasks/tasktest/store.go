@@ -74,6 +74,11 @@ type chunkKey struct {
 	attempt, seq int
 }
 
+type lateRow struct {
+	tasks.Finish
+	at time.Time
+}
+
 type lateKey struct {
 	id      tasks.ID
 	attempt int
@@ -97,7 +102,7 @@ type Store struct {
 	gone   map[tasks.AgentNum]time.Time // removed agents, and since when
 	retry  map[tasks.ID]tasks.ID        // what repeats a task
 	chunks map[chunkKey]tasks.OutputChunk
-	late   map[lateKey]tasks.Finish
+	late   map[lateKey]lateRow
 	points map[string]map[int64]tasks.Point
 }
 
@@ -112,7 +117,7 @@ func NewStore() *Store {
 		gone:   map[tasks.AgentNum]time.Time{},
 		retry:  map[tasks.ID]tasks.ID{},
 		chunks: map[chunkKey]tasks.OutputChunk{},
-		late:   map[lateKey]tasks.Finish{},
+		late:   map[lateKey]lateRow{},
 		points: map[string]map[int64]tasks.Point{},
 	}
 }
@@ -160,8 +165,8 @@ func (s *Store) Late() []tasks.Finish {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []tasks.Finish
-	for _, f := range s.late {
-		all = append(all, f)
+	for _, l := range s.late {
+		all = append(all, l.Finish)
 	}
 	slices.SortFunc(all, func(a, b tasks.Finish) int {
 		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Attempt, b.Attempt))
@@ -555,15 +560,16 @@ func (s *Store) Settle(ctx context.Context, t *tasks.Turn, r *tasks.TurnResult) 
 }
 
 // RecordLate implements tasks.Queue.
-func (s *Store) RecordLate(ctx context.Context, late []tasks.Finish) error {
+func (s *Store) RecordLate(ctx context.Context, late []tasks.Finish) ([]tasks.ID, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	var kept []tasks.ID
 	for _, f := range late {
 		if f.Attempt < math.MinInt16 || f.Attempt > math.MaxInt16 {
-			return &tasks.PoisonError{Err: fmt.Errorf("attempt %d is none", f.Attempt)}
+			return nil, &tasks.PoisonError{Err: fmt.Errorf("attempt %d is none", f.Attempt)}
 		}
 	}
 	for _, f := range late {
@@ -577,8 +583,9 @@ func (s *Store) RecordLate(ctx context.Context, late []tasks.Finish) error {
 		}
 		k := lateKey{f.ID, f.Attempt, f.Epoch}
 		if _, ok := s.late[k]; !ok {
-			s.late[k] = f
+			s.late[k] = lateRow{f, time.Now().UTC()}
+			kept = append(kept, f.ID)
 		}
 	}
-	return nil
+	return kept, nil
 }
