@@ -8,7 +8,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/.tools
 
-.PHONY: help run demo test check generate lint build bench chaos clean prepare test-only test-kills race vuln openapi-lint vendor-web
+.PHONY: help run demo test check generate lint build bench chaos soak clean prepare test-only test-kills race vuln openapi-lint vendor-web
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ bench: build ## figures and ratios, side by side; ONLY=name,... runs a part
 
 chaos: build ## herds, floods, kills and freezes of real processes; a broken promise fails; ONLY=herd,campaign,... KILLS= TASKS= SEED=
 	cd bench && go run . -bin ../bin -chaos $(or $(ONLY),all) $(if $(KILLS),-kills $(KILLS)) $(if $(TASKS),-tasks $(TASKS)) $(if $(SEED),-seed $(SEED))
+
+soak: build ## 200 agents, 100 tasks a second and a fault a minute; what grows fails; MINUTES=90 SEED=
+	cd bench && go run . -bin ../bin -chaos soak -minutes $(or $(MINUTES),90) $(if $(SEED),-seed $(SEED))
 
 race: ## all tests under the race detector (slow)
 	go test -race ./... -timeout 40m

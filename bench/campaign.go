@@ -31,7 +31,8 @@ type campaignPlan struct {
 	gapMin, gapMax time.Duration // between two faults
 	rate           float64       // tasks a second at most; 0 = as the faults go on
 	open           int           // tasks that are open before the clients pause
-	most           time.Duration // then it ends, however far it is
+	least, most    time.Duration // it goes on for so long at least, and ends then, however far it is
+	spare          bool          // the first controller and the first crew are not killed
 	settle         time.Duration // after healing, until the queue is empty
 	faults         func(context.Context, *campaign) error
 	shadow         bool // each change of a row is written down, too
@@ -48,6 +49,7 @@ const stopLimit = 15 * time.Second
 type campaignSizes struct {
 	kills, tasks int
 	seed         uint64
+	minutes      int // of a soak
 }
 
 func (s campaignSizes) full() campaignPlan {
@@ -119,6 +121,7 @@ type campaign struct {
 	agents      []campaignAgent
 	book        book
 	faults      faultLog
+	samples     []sample // of a soak
 }
 
 // campaignAgent is an agent that tasks are sent to.
@@ -162,9 +165,6 @@ func (c *campaign) whole(ctx context.Context) error {
 	healed := time.Now()
 	c.faults.out.Healed("all")
 	load.finish()
-	if err != nil {
-		return err
-	}
 	var end finish
 	end.settled, end.open = c.settle(ctx, healed)
 	load.answered()
@@ -173,7 +173,7 @@ func (c *campaign) whole(ctx context.Context) error {
 	if err := errors.Join(c.book.Close(), c.faults.out.Close()); err != nil {
 		return err
 	}
-	return errors.Join(context.Cause(ctx), c.judge(ctx, end))
+	return errors.Join(context.Cause(ctx), err, c.judge(ctx, end))
 }
 
 // openBooks makes the files of what is done here.

@@ -152,6 +152,7 @@ func (c *campaign) print(r history.Report, ends endings, end finish) error {
 		b.hold(named("stop_s"), end.stopped.Seconds(), stopLimit.Seconds(), "s"),
 		b.hold(named("crashes"), float64(len(c.crashes())), 0, "processes"),
 	)
+	errs = append(errs, c.judgeSamples()...)
 	if r.More > 0 {
 		errs = append(errs, fmt.Errorf("%s: %d more violations", c.plan.name, r.More))
 	}

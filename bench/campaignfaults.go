@@ -19,7 +19,6 @@ type faultLog struct {
 	kills, cuts atomic.Int64
 	freezes     atomic.Int64 // of the kills
 	overLease   atomic.Int64 // controllers frozen for longer than their leases
-	restarts    atomic.Int64 // of controllers that were ready again
 
 	out *history.Writer
 
@@ -114,7 +113,7 @@ func scheduled(ctx context.Context, c *campaign) (err error) {
 }
 
 func (c *campaign) enough() bool {
-	return int(c.faults.kills.Load()) >= c.plan.kills && c.book.acknowledged() >= c.plan.tasks
+	return time.Since(c.faults.began) >= c.plan.least && int(c.faults.kills.Load()) >= c.plan.kills && c.book.acknowledged() >= c.plan.tasks
 }
 
 // tasksLag holds the faults back while the tasks are far behind them, so that
@@ -172,7 +171,7 @@ func (c *campaign) between(least, most time.Duration) time.Duration {
 // killController: it is usually started again at once, now and then only after
 // the other has taken over.
 func (c *campaign) killController() *plannedFault {
-	n := c.controllers[c.chance.IntN(len(c.controllers))]
+	n := c.controllers[c.killable(len(c.controllers))]
 	last := c.between(0, 500*time.Millisecond)
 	switch c.chance.IntN(10) {
 	case 0:
@@ -194,13 +193,20 @@ func (c *campaign) killController() *plannedFault {
 
 func (c *campaign) restart(ctx context.Context, n *controllerNode) error {
 	began := time.Now()
-	if err := n.start(); err != nil {
-		return err
+	for {
+		if err := n.start(); err != nil {
+			return err
+		}
+		err := c.ready(ctx, n)
+		if err == nil {
+			break
+		}
+		select {
+		case <-n.ended(): // a crash, which is noted, costs the campaign nothing more
+		default:
+			return err
+		}
 	}
-	if err := c.ready(ctx, n); err != nil {
-		return err
-	}
-	c.faults.restarts.Add(1)
 	c.faults.mu.Lock()
 	defer c.faults.mu.Unlock()
 	c.faults.slowest = max(c.faults.slowest, time.Since(began))
@@ -235,11 +241,22 @@ func (c *campaign) freeze(n *node, last time.Duration) *plannedFault {
 }
 
 func (c *campaign) killCrew() *plannedFault {
-	n := c.crews[c.chance.IntN(len(c.crews))]
+	n := c.crews[c.killable(len(c.crews))]
 	return c.killNode(n.node, n.start)
 }
 
+// killable chooses one of n that may be killed.
+func (c *campaign) killable(n int) int {
+	if c.plan.spare && n > 1 {
+		return 1 + c.chance.IntN(n-1)
+	}
+	return c.chance.IntN(n)
+}
+
 func (c *campaign) killReal() *plannedFault {
+	if len(c.reals) == 0 {
+		return nil
+	}
 	n := c.reals[c.chance.IntN(len(c.reals))]
 	return c.killNode(n.node, n.restart)
 }
@@ -257,6 +274,9 @@ func (c *campaign) freezeCrew() *plannedFault {
 }
 
 func (c *campaign) freezeReal() *plannedFault {
+	if len(c.reals) == 0 {
+		return nil
+	}
 	return c.freeze(c.reals[c.chance.IntN(len(c.reals))].node, c.freezeTime())
 }
 

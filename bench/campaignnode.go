@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"headgate/internal/localpg"
@@ -22,7 +23,7 @@ type node struct {
 
 	mu      sync.Mutex
 	proc    *process
-	told    bool // its end is wanted
+	told    *atomic.Bool // its end is wanted
 	crashes []string
 	watched sync.WaitGroup
 }
@@ -49,13 +50,15 @@ func (n *node) startWith(env string) error {
 		return err
 	}
 	n.mu.Lock()
-	n.proc, n.told = p, env != ""
+	told := &atomic.Bool{}
+	told.Store(env != "")
+	n.proc, n.told = p, told
 	n.mu.Unlock()
 	n.watched.Go(func() {
 		<-p.ended
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if n.proc == p && !n.told {
+		if !told.Load() {
 			n.crashes = append(n.crashes, fmt.Sprintf("%s ended by itself: %v", n.name, p.err))
 		}
 	})
@@ -71,12 +74,13 @@ func (n *node) signal(s syscall.Signal) error {
 // kill ends the process at once.
 func (n *node) kill() {
 	n.mu.Lock()
-	n.told = true
 	p := n.proc
-	n.mu.Unlock()
 	if p == nil {
+		n.mu.Unlock()
 		return
 	}
+	n.told.Store(true)
+	n.mu.Unlock()
 	_ = p.cmd.Process.Kill() // it may have ended already
 	<-p.ended
 	n.watched.Wait()
@@ -86,7 +90,7 @@ func (n *node) kill() {
 func (n *node) terminate() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.told = true
+	n.told.Store(true)
 	_ = n.proc.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 }
 
@@ -95,6 +99,12 @@ func (n *node) ended() <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.proc.ended
+}
+
+func (n *node) pid() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.proc.pid()
 }
 
 func (n *node) crashed() []string {

@@ -24,6 +24,8 @@ type controllerNode struct {
 	*node
 	relay *relay
 	url   string // of its public port
+
+	private string // the address of its controller port
 }
 
 // crewNode is one crew with the network between it and the controllers.
@@ -162,9 +164,10 @@ func (c *campaign) addController(ctx context.Context, i int) error {
 	// while it is down.
 	host := fmt.Sprintf("127.69.0.%d", i+1)
 	n.url = "http://" + net.JoinHostPort(host, strconv.Itoa(public))
+	n.private = net.JoinHostPort(host, strconv.Itoa(private))
 	args := []string{
 		"serve", "--data", data, "--public-addr", net.JoinHostPort(host, strconv.Itoa(public)),
-		"--controller-addr", net.JoinHostPort(host, strconv.Itoa(private)),
+		"--controller-addr", n.private,
 		"--database-url", fmt.Sprintf("host=127.0.0.1 port=%d user=headgate dbname=headgate sslmode=disable binary_parameters=yes", at.(*net.TCPAddr).Port),
 		"--admin-token-file", c.path("admin-token"), "--allow-loopback-agents",
 		"--open-delay", "0s", "--open-barrier-timeout", "0s", "--open-ramp", "0s", "--limit-mode", "off",
@@ -184,8 +187,10 @@ func (c *campaign) ready(ctx context.Context, n *controllerNode) error {
 	client := &http.Client{Timeout: time.Second}
 	defer client.CloseIdleConnections()
 	return waitEvery(ctx, 50*time.Millisecond, upWait, n.name+" to be ready; see "+n.logFile, func() (bool, error) {
-		if dead := n.crashed(); len(dead) > 0 {
-			return false, errors.New(dead[0])
+		select {
+		case <-n.ended():
+			return false, errors.New("it ended by itself")
+		default:
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, n.url+"/readyz", nil)
 		if err != nil {

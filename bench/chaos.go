@@ -58,6 +58,7 @@ func chaosTable() []chaosRun {
 		{name: "flood", run: chaosFlood},
 		{name: "points", run: chaosPoints},
 		{name: "campaign", run: chaosCampaign},
+		{name: "soak", run: chaosSoak, named: true},
 		{name: "quick-points", run: quickPoints, named: true},
 		{name: "quick-campaign", run: quickCampaign, named: true},
 	}

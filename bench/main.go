@@ -18,7 +18,7 @@ import (
 // totalTime is what all benchmarks may take, chaosTime all trials.
 const (
 	totalTime = 20 * time.Minute
-	chaosTime = 90 * time.Minute
+	chaosTime = 4 * time.Hour
 )
 
 // benchmark is one measurement; it may print several figures.
@@ -84,6 +84,7 @@ func run(args []string, out io.Writer) error {
 	flags.StringVar(&b.profiles, "profiles", "", "write CPU profiles of the controller into this folder (it is built anew for that)")
 	flags.IntVar(&b.sizes.kills, "kills", 500, "kills and freezes of a campaign, at least")
 	flags.IntVar(&b.sizes.tasks, "tasks", 1_000_000, "acknowledged tasks of a campaign, at least")
+	flags.IntVar(&b.sizes.minutes, "minutes", 90, "of a soak")
 	flags.Uint64Var(&b.sizes.seed, "seed", 0, "of a campaign; 0 = a new one")
 	var own role
 	own.flags(flags)

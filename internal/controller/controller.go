@@ -320,15 +320,24 @@ const (
 // database connects without end and brings the schema up to date.
 func (c *Controller) database(ctx context.Context, sup *supervisor) error {
 	c.ready.enter(phaseDatabase)
+	return c.insist(ctx, worthAnotherTry, func() error {
+		db, err := c.openDatabase(ctx)
+		if err != nil {
+			return err
+		}
+		c.parts.db = db
+		sup.onStop("database", func(context.Context) error { return db.Close() })
+		return nil
+	})
+}
+
+// insist does something with the database again and again until it succeeds or
+// fails in a way for which waiting does not help.
+func (c *Controller) insist(ctx context.Context, passes func(error) bool, do func() error) error {
 	pause, last := firstDatabasePause, ""
 	for {
-		db, err := c.openDatabase(ctx)
-		if err == nil {
-			c.parts.db = db
-			sup.onStop("database", func(context.Context) error { return db.Close() })
-			return nil
-		}
-		if !worthAnotherTry(err) {
+		err := do()
+		if err == nil || !passes(err) {
 			return err
 		}
 		if text := err.Error(); text != last {

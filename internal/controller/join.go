@@ -62,6 +62,10 @@ func worthAnotherTry(err error) bool {
 	return true
 }
 
+// away says whether an error is of a database that is away for now. While a
+// controller joins, nothing else is worth another try.
+func away(err error) bool { return fault.KindOf(err) == fault.Unavailable }
+
 // sentence gives what a user may read of an error. The hint of what is
 // unavailable is left out: it tells callers to try again, which the controller
 // does by itself.
@@ -131,7 +135,11 @@ func (c *Controller) makeFleet(ctx context.Context, _ *supervisor) error {
 	if err != nil {
 		return err
 	}
-	authority, err := f.EnsureCA(ctx)
+	var authority *pki.Authority
+	err = c.insist(ctx, away, func() (err error) {
+		authority, err = f.EnsureCA(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -182,13 +190,19 @@ func (c *Controller) makeQueue(ctx context.Context, _ *supervisor) error {
 	p.service = tasks.NewService(tasks.ServiceConfig{Manager: p.manager, Kinds: kinds.Default()})
 	p.manager.OnCompleted(kinds.Inventory, c.keepFacts)
 	p.fleet.Attach(p.manager)
-	if err := p.fleet.Load(ctx); err != nil {
+	return c.insist(ctx, away, func() error { return c.register(ctx) })
+}
+
+// register reads what there is and makes this controller known to the others.
+// It may be done again when the database goes away in the middle.
+func (c *Controller) register(ctx context.Context) error {
+	if err := c.parts.fleet.Load(ctx); err != nil {
 		return err
 	}
 	if err := c.checkAdvertised(ctx); err != nil {
 		return err
 	}
-	return p.db.RegisterController(ctx, store.Controller{
+	return c.parts.db.RegisterController(ctx, store.Controller{
 		ID: c.state.owner, Name: c.name(), Addr: c.advertised(), Version: c.opts.Version, StartedAt: c.began,
 		Identity: c.state.id, Host: hostIdentity(),
 	}, c.state.former)
@@ -247,12 +261,14 @@ func (c *Controller) makeAuth(ctx context.Context, _ *supervisor) error {
 	if err != nil {
 		return err
 	}
-	file, err := c.adminTokenFile(ctx)
-	if err != nil || file == "" {
+	return c.insist(ctx, away, func() error {
+		file, err := c.adminTokenFile(ctx)
+		if err != nil || file == "" {
+			return err
+		}
+		_, err = c.parts.auth.EnsureTokenFile(ctx, file, adminToken, auth.Admin)
 		return err
-	}
-	_, err = c.parts.auth.EnsureTokenFile(ctx, file, adminToken, auth.Admin)
-	return err
+	})
 }
 
 // adminTokenFile gives the file that the configuration names. Without one, a
