@@ -7,6 +7,7 @@ import (
 	"github.com/go-chi/chi/v5"
 
 	"headgate/internal/auth"
+	"headgate/tasks"
 )
 
 // RouteInfo is a line of the route table for tests.
@@ -63,3 +64,6 @@ func BodyReader(limit int64) func(r *http.Request) error {
 		return err
 	}
 }
+
+// ExitJSON is the exit of a program as the encoder of tasks writes it.
+func ExitJSON(e *tasks.Exit) []byte { return appendExit(nil, e) }

@@ -31,7 +31,8 @@ type Config struct {
 	// the end. Fault campaigns keep their own record of what has run this way.
 	Around func(Executor) Executor
 	// OwnProcess says that this process is the agent and nothing else: it may
-	// then become the parent of processes that have lost theirs.
+	// then become the parent of processes that have lost theirs, and passes no
+	// descriptor on that its own parent has left open.
 	OwnProcess bool
 	// NoCgroup leaves cgroups alone, as on machines that have none.
 	NoCgroup bool

@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -58,7 +59,8 @@ func runChild(text string) {
 		panic(err)
 	}
 	c := agent.Config{
-		Listen: "127.0.0.1:0", DataDir: child.DataDir, PolicyFile: child.PolicyFile, EnrolTokenFile: child.EnrolTokenFile, Limits: child.Limits,
+		Listen: cmp.Or(child.Listen, "127.0.0.1:0"), DataDir: child.DataDir, PolicyFile: child.PolicyFile, EnrolTokenFile: child.EnrolTokenFile, Limits: child.Limits,
+		NoCgroup: child.NoCgroup, OwnProcess: true,
 	}
 	c.OnListen = func(a net.Addr) { fmt.Println("listening", a) }
 	if err := agent.Run(context.Background(), c); err != nil {
@@ -70,8 +72,9 @@ func runChild(text string) {
 
 // childConfig is the part of a Config that a child is told.
 type childConfig struct {
-	DataDir, PolicyFile, EnrolTokenFile string
-	Limits                              agent.Limits
+	Listen, DataDir, PolicyFile, EnrolTokenFile string
+	Limits                                      agent.Limits
+	NoCgroup                                    bool
 }
 
 // testFleet is what a controller of a test has.
@@ -423,7 +426,7 @@ type child struct {
 func (a *running) startChild(t testing.TB) *child {
 	t.Helper()
 	c := a.config
-	text, err := json.Marshal(childConfig{c.DataDir, c.PolicyFile, c.EnrolTokenFile, c.Limits})
+	text, err := json.Marshal(childConfig{c.Listen, c.DataDir, c.PolicyFile, c.EnrolTokenFile, c.Limits, c.NoCgroup})
 	check(t, err)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), agentEnv+"="+string(text))
@@ -435,8 +438,10 @@ func (a *running) startChild(t testing.TB) *child {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		// No later start may come that takes away what it has left.
-		_, err := program.NewKeeper(program.Options{Name: a.id.String()}).Recover()
-		check(t, err)
+		if id, err := agentID(c.DataDir); err == nil {
+			_, err = program.NewKeeper(program.Options{Name: id.String()}).Recover()
+			check(t, err)
+		}
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	check(t, err)
@@ -470,11 +475,16 @@ func policyWith(t testing.TB, roles ...string) string {
 	for _, role := range roles {
 		e := entry{Path: os.Args[0], Env: map[string]string{roleEnv: role}}
 		switch role {
+		case "family": // prints its number and that of a child in a session of its own
+			e.Path, e.Args = "/bin/sh", []string{"-c", "setsid sh -c 'trap \"\" TERM; echo $$; sleep 3600' & echo $$; wait"}
+		case "surroundings":
+			e.Path, e.Args = "/bin/sh", []string{"-c", "env | sort; pwd; id -un; id -gn; id -Gn; umask; ulimit -n; ulimit -c; readlink /proc/self/fd/0; ls /proc/self/fd | wc -l"}
+			e.Env = map[string]string{"TZ": "UTC", "GREETING": "a b"}
 		case "limited":
 			e.Max, e.Env[roleEnv] = 1000, "flood"
 		case "short":
 			e.Timeout, e.Env[roleEnv] = "50ms", "wait"
-		case "append":
+		case "append", "until_file":
 			e.Args = []string{"{file}"}
 			e.Params = map[string]any{"file": map[string]any{"type": "string", "required": true}}
 		case "missing":

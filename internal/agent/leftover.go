@@ -3,7 +3,10 @@ package agent
 import (
 	"fmt"
 	"log/slog"
+	"math"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"headgate/internal/agent/program"
 )
@@ -18,6 +21,11 @@ type leftovers map[string]program.Leftover
 
 // newKeeper finds out how programs can be held together on this machine.
 func newKeeper(c Config, s *state) *program.Keeper {
+	if c.OwnProcess {
+		// What our parent has left open is no business of the programs. An old
+		// kernel cannot do it; then they have it as we do.
+		_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	}
 	k := program.NewKeeper(program.Options{
 		Name: s.id.String(), Record: filepath.Join(s.dir.Path(), programFile), NoCgroup: c.NoCgroup, Adopt: c.OwnProcess,
 	})

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"headgate/internal/agent/program"
 )
@@ -43,13 +44,26 @@ func play(role string) {
 			panic(err)
 		}
 	case "append":
-		f, err := os.OpenFile(os.Args[1], os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-		if err == nil {
-			_, err = fmt.Fprintf(f, "%s\n", os.Getenv("HEADGATE_TASK_ID"))
+		appendID(os.Args[1])
+	case "until_file":
+		appendID(os.Args[1] + ".runs")
+		fmt.Println("ready")
+		for tick := time.Tick(5 * time.Millisecond); ; <-tick {
+			if _, err := os.Stat(os.Args[1]); err == nil {
+				return
+			}
 		}
-		if err != nil {
-			panic(err)
-		}
+	}
+}
+
+// appendID leaves a line for this run of the task.
+func appendID(file string) {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err == nil {
+		_, err = fmt.Fprintf(f, "%s\n", os.Getenv("HEADGATE_TASK_ID"))
+	}
+	if err != nil {
+		panic(err)
 	}
 }
 

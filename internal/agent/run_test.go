@@ -44,7 +44,7 @@ func programArgs(name string) string { return fmt.Sprintf(`{"program":%q}`, name
 
 // TestProgramsEndAsTheyEnd tells each end apart, also that by a signal which
 // nobody asked for here.
-// Case P40.
+// Cases P40.
 func TestProgramsEndAsTheyEnd(t *testing.T) {
 	t.Parallel()
 	limits := quick()

@@ -67,11 +67,33 @@ func (s *state) acquire() error {
 		return fault.Wrap(err, fault.Internal, "data_dir_unusable", "The file "+name+" cannot be opened.")
 	}
 	s.lock = f
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := lockWithin(f, lockPatience); err != nil {
 		return fault.Wrap(err, fault.Conflict, "data_dir_locked", "Another headgate-agent is running with the data directory "+s.dir.Path()+".").
 			WithHint("Stop it, or give this one a directory of its own: one process an identity.")
 	}
 	return nil
+}
+
+// lockPatience is how long the lock of an agent that was killed may be held by
+// the copy of a program that it was starting at that moment.
+const lockPatience = time.Second
+
+func lockWithin(f *os.File, d time.Duration) error {
+	end := time.NewTimer(d)
+	defer end.Stop()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-end.C:
+			return err
+		}
+	}
 }
 
 func (s *state) close() error {

@@ -157,6 +157,12 @@ func TestAPolicyIsReadStrictly(t *testing.T) {
 		"reserved env":        {entry("env: {HEADGATE_TASK_ID: '1'}"), "cannot be set"},
 		"negative timeout":    {entry("timeout: -1s"), "timeout"},
 		"relative cwd":        {entry("cwd: tmp"), "cwd"},
+		"umask not octal":     {entry("umask: '089'"), "umask must be octal"},
+		"umask too large":     {entry("umask: '1000'"), "umask must be octal"},
+		"negative grace":      {entry("grace: -1s"), "grace must be from 0s"},
+		"grace too long":      {entry("grace: 31s"), "grace must be from 0s to 30s"},
+		"code out of range":   {entry("success_codes: [0, 256]"), "success_codes must be"},
+		"children by a word":  {entry("leave_children: maybe"), "cannot unmarshal"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -165,6 +171,18 @@ func TestAPolicyIsReadStrictly(t *testing.T) {
 				t.Fatalf("got %v, want policy_invalid with %q", err, c.want)
 			}
 		})
+	}
+}
+
+func TestHowAProgramRunsAndEndsIsRead(t *testing.T) {
+	t.Parallel()
+	p := load(t, "version: 1\nprograms: {a: {path: /bin/true}, b: {path: /bin/true, umask: 027, grace: 0s, leave_children: true, success_codes: [0, 2]}}")
+	a, b := p.Programs["a"], p.Programs["b"]
+	if a.UmaskOr(0o022) != 0o022 || a.Grace != nil || a.LeaveChildren || !a.Succeeded(0) || a.Succeeded(2) {
+		t.Errorf("defaults: %+v", a)
+	}
+	if b.UmaskOr(0o022) != 0o027 || b.Grace == nil || *b.Grace != 0 || !b.LeaveChildren || !b.Succeeded(2) || b.Succeeded(1) {
+		t.Errorf("as written: %+v", b)
 	}
 }
 

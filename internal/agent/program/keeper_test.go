@@ -60,7 +60,7 @@ func startKeeper(t *testing.T, o program.Options, what ...string) (*os.Process, 
 
 // TestWhatAKilledKeeperLeftBehindIsEndedAtTheNextStart kills the process that
 // keeps a program while its family lives.
-// Case P37.
+// Cases P37.
 func TestWhatAKilledKeeperLeftBehindIsEndedAtTheNextStart(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, o program.Options) {
@@ -114,7 +114,7 @@ func TestARecordOfAnEarlierStartOfTheMachineMeansNobody(t *testing.T) {
 // TestAnAdoptedStrangerIsEnded: without a cgroup, a process with a session of
 // its own, no parent and an empty environment is found because it comes to the
 // keeper.
-// Case P36.
+// Cases P36.
 func TestAnAdoptedStrangerIsEnded(t *testing.T) {
 	t.Parallel()
 	o := program.Options{Name: uuid.NewV4().String(), NoCgroup: true, Adopt: true}

@@ -122,19 +122,12 @@ type Result struct {
 
 // Run starts the program and waits for its end and for that of all that it has
 // started. When ctx is done they get SIGTERM and, after the grace, SIGKILL.
-func (k *Keeper) Run(ctx context.Context, c Command) Result {
-	done := make(chan Result, 1)
-	go func() {
-		// The thread is never unlocked, so it ends with this goroutine: its
-		// umask is its own, and the parent-death signal of the program is tied
-		// to the thread that starts it.
-		runtime.LockOSThread()
-		done <- k.run(ctx, &c)
-	}()
-	return <-done
-}
+func (k *Keeper) Run(ctx context.Context, command Command) (r Result) {
+	// The parent-death signal is tied to the thread that starts the program.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 
-func (k *Keeper) run(ctx context.Context, c *Command) (r Result) {
+	c := &command
 	out, err := openOutputs()
 	if err != nil {
 		return Result{SpawnError: err}
@@ -261,12 +254,13 @@ func peak() int64 {
 // start starts the program from the calling goroutine's own thread.
 func start(c *Command, t *tree, out *outputs) (*os.Process, error) {
 	defer out.closeWriters()
-	// The child inherits the umask of its thread, once that is no longer the
-	// one of the whole process.
+	// The child inherits the umask of this thread, once that is not the one of
+	// the whole process any more. The thread keeps its copy, which looks the
+	// same afterwards.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return nil, err
 	}
-	unix.Umask(c.Umask)
+	defer unix.Umask(unix.Umask(c.Umask))
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, Credential: c.As.credential}
 	if t.dir != nil {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(t.dir.Fd())

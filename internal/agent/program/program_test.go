@@ -302,6 +302,9 @@ func TestTheChildDiesWithItsParent(t *testing.T) {
 	}
 	_, _ = parent.Wait()
 	expectGone(t, child)
+	if _, err := program.NewKeeper(program.Options{Name: t.Name()}).Recover(); err != nil {
+		t.Error(err)
+	}
 }
 
 // printer tells the number of the only child once it is ready.

@@ -212,7 +212,7 @@ func TestNobodyOfAFamilyOutlivesItsProgram(t *testing.T) {
 }
 
 // TestWhatAProgramLeavesBehindIsEndedAndTold lets the program itself end well.
-// Case P36.
+// Cases P36.
 func TestWhatAProgramLeavesBehindIsEndedAndTold(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, o program.Options) {
@@ -277,7 +277,7 @@ func TestADaemonGoesOnWhereThatIsAllowed(t *testing.T) {
 
 // TestTheGraceIsKept ends a program that takes its time to clean up: within
 // the grace it ends as it likes, after it by SIGKILL and not before.
-// Case P41.
+// Cases P41.
 func TestTheGraceIsKept(t *testing.T) {
 	t.Parallel()
 	eachMode(t, func(t *testing.T, o program.Options) {
