@@ -8,7 +8,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/.tools
 
-.PHONY: help run demo test check generate lint build bench chaos soak clean prepare test-only test-kills race vuln openapi-lint vendor-web
+.PHONY: help run demo test check generate lint build bench chaos soak sim clean prepare test-only test-kills race vuln openapi-lint vendor-web
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ chaos: build ## herds, floods, kills and freezes of real processes; a broken pro
 
 soak: build ## 200 agents, 100 tasks a second and a fault a minute; what grows fails; MINUTES=90 SEED=
 	cd bench && go run . -bin ../bin -chaos soak -minutes $(or $(MINUTES),90) $(if $(SEED),-seed $(SEED))
+
+sim: ## the queue in simulated time, with everything that can fail; SEED=n replays one, COUNT=n tries as many
+	go test ./tasks -run 'TestSimulation$$' -count=1 -v -timeout 0 -args -sim.seed=$(or $(SEED),0) -sim.count=$(or $(COUNT),0)
 
 race: ## all tests under the race detector (slow)
 	go test -race ./... -timeout 40m

@@ -120,10 +120,11 @@ func (a *agent) barred(now time.Time) bool {
 		a.requeuing > 0 || now.Before(a.hold)
 }
 
-// free says whether the slot is empty, or will be by turn no.
+// free says whether the slot is empty, or will be by turn no. A task that ends
+// here while the agent still runs it keeps the slot.
 func (a *agent) free(no uint64) bool {
 	for _, f := range a.flights {
-		if f.leaving != no || no == 0 {
+		if f.leaving != no || no == 0 || f.haunts {
 			return false
 		}
 	}

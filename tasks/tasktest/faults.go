@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"time"
+	"uuid"
 
 	"headgate/tasks"
 )
@@ -34,6 +35,8 @@ type Faults struct {
 	renews  bool // Renew fails
 	settles int  // Settle fails as often
 	turns   int
+	frozen  chan struct{} // closed when it thaws; nil = not frozen
+	watch   func(t *tasks.Turn, r *tasks.TurnResult, err error)
 }
 
 // NewFaults wraps a Store; nothing fails at first.
@@ -74,6 +77,46 @@ func (f *Faults) FailSettles(n int) {
 	f.settles = n
 }
 
+// Freeze stops every call where it is, before or after its effect, until Thaw:
+// a process that was stopped between two instructions.
+func (f *Faults) Freeze() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.frozen == nil {
+		f.frozen = make(chan struct{})
+	}
+}
+
+// Thaw lets the calls go on.
+func (f *Faults) Thaw() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.frozen != nil {
+		close(f.frozen)
+		f.frozen = nil
+	}
+}
+
+// OnCommit is told what becomes of each turn in the store, whatever its caller
+// is told.
+func (f *Faults) OnCommit(watch func(t *tasks.Turn, r *tasks.TurnResult, err error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.watch = watch
+}
+
+// stand waits while frozen; it says whether it had to.
+func (f *Faults) stand() bool {
+	f.mu.Lock()
+	c := f.frozen
+	f.mu.Unlock()
+	if c == nil {
+		return false
+	}
+	<-c
+	return true
+}
+
 // Turns counts the turns that were tried.
 func (f *Faults) Turns() int {
 	f.mu.Lock()
@@ -82,6 +125,11 @@ func (f *Faults) Turns() int {
 }
 
 func (f *Faults) broken() error {
+	f.stand()
+	return f.failing()
+}
+
+func (f *Faults) failing() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.down {
@@ -92,6 +140,10 @@ func (f *Faults) broken() error {
 
 // Turn implements tasks.Queue.
 func (f *Faults) Turn(ctx context.Context, t *tasks.Turn) (*tasks.TurnResult, error) {
+	if f.stand() {
+		ctx = context.WithoutCancel(ctx) // the statement was on its way already
+	}
+	defer f.stand()
 	f.mu.Lock()
 	f.turns++
 	decide, poison, down := f.turn, f.poison, f.down
@@ -117,15 +169,35 @@ func (f *Faults) Turn(ctx context.Context, t *tasks.Turn) (*tasks.TurnResult, er
 		}
 		return nil, &tasks.UnknownError{Result: r, Err: ErrBroken}
 	}
-	r, err := f.Store.Turn(ctx, t)
+	f.mu.Lock()
+	watch := f.watch
+	f.mu.Unlock()
+	r, err := f.watched(ctx, t, watch)
 	if err == nil && fault == UnknownDone {
 		return nil, &tasks.UnknownError{Result: r, Err: ErrBroken}
 	}
 	return r, err
 }
 
+// watched writes a turn. Who watches is told under the lock of the store, so
+// that turns of several controllers are told in the order of their commits.
+func (f *Faults) watched(ctx context.Context, t *tasks.Turn, watch func(*tasks.Turn, *tasks.TurnResult, error)) (*tasks.TurnResult, error) {
+	if watch == nil {
+		return f.Store.Turn(ctx, t)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	f.Store.mu.Lock()
+	defer f.Store.mu.Unlock()
+	r, err := f.Store.turn(t, true)
+	watch(t, r, err)
+	return r, err
+}
+
 // Settle implements tasks.Queue.
 func (f *Faults) Settle(ctx context.Context, t *tasks.Turn, r *tasks.TurnResult) (bool, error) {
+	f.stand()
 	f.mu.Lock()
 	fail := f.down || f.settles > 0
 	if f.settles > 0 {
@@ -140,7 +212,9 @@ func (f *Faults) Settle(ctx context.Context, t *tasks.Turn, r *tasks.TurnResult)
 
 // TakeIDs implements tasks.Queue.
 func (f *Faults) TakeIDs(ctx context.Context) (tasks.ID, error) {
-	if err := f.broken(); err != nil {
+	// It does not stand still while frozen: its caller holds a mutex, and
+	// synctest lets no time pass while another goroutine waits for one.
+	if err := f.failing(); err != nil {
 		return 0, err
 	}
 	return f.Store.TakeIDs(ctx)
@@ -196,6 +270,7 @@ func (f *Faults) Alike(ctx context.Context, inserts []tasks.Insert) ([][]tasks.L
 
 // Renew implements tasks.Leases.
 func (f *Faults) Renew(ctx context.Context, me tasks.Owner, held []tasks.Lease) ([]tasks.Lease, error) {
+	f.stand()
 	f.mu.Lock()
 	fail := f.down || f.renews
 	f.mu.Unlock()
@@ -203,4 +278,20 @@ func (f *Faults) Renew(ctx context.Context, me tasks.Owner, held []tasks.Lease) 
 		return nil, ErrBroken
 	}
 	return f.Store.Renew(ctx, me, held)
+}
+
+// Acquire implements tasks.Leases.
+func (f *Faults) Acquire(ctx context.Context, me tasks.Owner, former []uuid.UUID, shards []tasks.Shard) ([]tasks.Lease, error) {
+	if err := f.broken(); err != nil {
+		return nil, err
+	}
+	return f.Store.Acquire(ctx, me, former, shards)
+}
+
+// Overdue implements tasks.Queue.
+func (f *Faults) Overdue(ctx context.Context, shards []tasks.Shard, limit int) ([]tasks.Finish, error) {
+	if err := f.broken(); err != nil {
+		return nil, err
+	}
+	return f.Store.Overdue(ctx, shards, limit)
 }

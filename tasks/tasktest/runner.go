@@ -9,6 +9,7 @@ import (
 	"uuid"
 
 	"headgate/internal/fault"
+	"headgate/internal/kinds"
 	"headgate/tasks"
 )
 
@@ -35,7 +36,9 @@ type entry struct {
 // simAgent is one agent of a ScriptedRunner.
 type simAgent struct {
 	info    tasks.Agent
-	session int // counts; odd = up
+	link    *ScriptedRunner // the controller of the session
+	lossy   bool            // the next message that matters is lost, and the session with it
+	session int             // counts; odd = up
 	epoch   int64
 	script  func(tasks.Assignment) Answer
 	ledger  map[tasks.ID]*entry
@@ -49,38 +52,80 @@ type simAgent struct {
 // keeps the rules of real agents: one slot, a ledger that survives restarts,
 // nothing from an older session. What breaks the rules is noted in Violations.
 type ScriptedRunner struct {
-	turns      sync.Mutex // one session begins or ends at a time
-	mu         sync.Mutex
-	sessions   tasks.Sessions
-	agents     map[tasks.AgentNum]*simAgent
-	leases     map[tasks.Shard]tasks.Lease
-	connect    bool // agents come up by themselves when owned
-	violations []string
+	*ground
+	ice      ice
+	sessions tasks.Sessions
+	leases   map[tasks.Shard]tasks.Lease
+	connect  bool // agents come up by themselves when owned
+
 	cancels    []tasks.Ref
 	acks       []int
 	owns       int
 	quarantine []tasks.AgentNum
+}
+
+// ground is what the runners of several controllers share: the agents. Its
+// mutex guards the runners, too.
+type ground struct {
+	turns      sync.Mutex // one session begins or ends at a time
+	mu         sync.Mutex
+	agents     map[tasks.AgentNum]*simAgent
+	runners    []*ScriptedRunner
+	violations []string
 
 	// Trace, when set before the start, is told what happens at the agents.
 	Trace func(format string, args ...any)
+	// Watch, when set before the start, is told each step of the agents as it
+	// happens: what an agent would write down itself.
+	Watch func(s Step)
 }
 
-func (r *ScriptedRunner) trace(format string, args ...any) {
-	if r.Trace != nil {
-		r.Trace(format, args...)
+// Step is something that an agent does. What: start, end, boot, up, superseded
+// (a newer owner's session ends the present one), stale (an older owner is
+// refused), lost (a message), ledger (another one), quarantined, running, finished,
+// interrupted (what it says when a session begins).
+type Step struct {
+	What    string
+	Agent   tasks.AgentNum
+	Ref     tasks.Ref
+	Epoch   int64
+	Once    bool
+	Outcome tasks.Outcome
+}
+
+func (g *ground) trace(format string, args ...any) {
+	if g.Trace != nil {
+		g.Trace(format, args...)
+	}
+}
+
+func (g *ground) step(s Step) {
+	if g.Watch != nil {
+		g.Watch(s)
 	}
 }
 
 // NewScriptedRunner makes a runner whose agents connect as soon as their shard
 // is owned.
 func NewScriptedRunner() *ScriptedRunner {
-	return &ScriptedRunner{agents: map[tasks.AgentNum]*simAgent{}, leases: map[tasks.Shard]tasks.Lease{}, connect: true}
+	return (&ScriptedRunner{ground: &ground{agents: map[tasks.AgentNum]*simAgent{}}}).Twin()
+}
+
+// Twin makes the runner of another controller for the same agents.
+func (r *ScriptedRunner) Twin() *ScriptedRunner {
+	t := &ScriptedRunner{ground: r.ground, leases: map[tasks.Shard]tasks.Lease{}, connect: true}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runners = append(r.runners, t)
+	return t
 }
 
 // Attach names who is told; call it before the Manager runs.
 func (r *ScriptedRunner) Attach(s tasks.Sessions) {
-	r.mu.Lock()
+	r.ice.mu.Lock()
 	r.sessions = s
+	r.ice.mu.Unlock()
+	r.mu.Lock()
 	infos := make([]tasks.Agent, 0, len(r.agents))
 	for _, a := range r.agents {
 		infos = append(infos, a.info)
@@ -101,11 +146,8 @@ func (r *ScriptedRunner) Add(info tasks.Agent, script func(tasks.Assignment) Ans
 	}
 	r.mu.Lock()
 	r.agents[info.Num] = &simAgent{info: info, script: script, ledger: map[tasks.ID]*entry{}}
-	s := r.sessions
 	r.mu.Unlock()
-	if s != nil {
-		s.AgentChanged(info)
-	}
+	r.changed(info)
 }
 
 // Script changes what an agent does.
@@ -120,9 +162,19 @@ func (r *ScriptedRunner) Change(agent tasks.AgentNum, f func(*tasks.Agent)) {
 	r.mu.Lock()
 	a := r.agents[agent]
 	f(&a.info)
-	info, s := a.info, r.sessions
+	info := a.info
 	r.mu.Unlock()
-	s.AgentChanged(info)
+	r.changed(info)
+}
+
+// changed tells every controller what an agent is now.
+func (r *ScriptedRunner) changed(info tasks.Agent) {
+	r.mu.Lock()
+	all := slices.Clone(r.runners)
+	r.mu.Unlock()
+	for _, x := range all {
+		x.tell(func(s tasks.Sessions) { s.AgentChanged(info) })
+	}
 }
 
 // Violations gives what broke a rule: two tasks at once, a task without a
@@ -188,7 +240,7 @@ func (r *ScriptedRunner) Own(leases []tasks.Lease) {
 	for num, a := range r.agents {
 		sh := a.info.Shard()
 		now, owned := r.leases[sh]
-		if was, had := old[sh]; had && (!owned || was.Epoch != now.Epoch) {
+		if was, had := old[sh]; had && (!owned || was.Epoch != now.Epoch) && a.link == r {
 			down = append(down, num)
 		}
 		if owned && r.connect {
@@ -204,7 +256,8 @@ func (r *ScriptedRunner) Own(leases []tasks.Lease) {
 	}
 }
 
-// Connect begins a session, if the agent's shard is owned and none is up.
+// Connect begins a session, if the agent's shard is owned and none is up here.
+// A session of an older owner ends first; a newer owner's stays.
 func (r *ScriptedRunner) Connect(agent tasks.AgentNum) {
 	r.turns.Lock()
 	defer r.turns.Unlock()
@@ -212,43 +265,103 @@ func (r *ScriptedRunner) Connect(agent tasks.AgentNum) {
 	defer r.mu.Unlock()
 	a := r.agents[agent]
 	lease, owned := r.leases[a.info.Shard()]
-	if a.session%2 == 1 || !owned || a.info.Removed || lease.Epoch < a.epoch {
+	if a.up() && a.link == r || !owned || a.info.Removed || r.ice.frozen() {
 		return
 	}
-	a.epoch = lease.Epoch
+	if lease.Epoch < a.epoch {
+		r.step(Step{What: "stale", Agent: agent, Epoch: lease.Epoch})
+		return
+	}
+	if a.up() {
+		r.step(Step{What: "superseded", Agent: agent, Epoch: lease.Epoch})
+		r.end(a, "a newer owner has connected")
+	}
+	a.epoch, a.link, a.lossy = lease.Epoch, r, false
 	a.session++
-	s := tasks.Session{Agent: agent, LedgerID: a.info.LedgerID, LedgerNew: a.broken, LedgerApproved: a.blessed}
+	s := a.welcome()
+	r.trace("agent %d up: %+v, running %+v", agent, s, s.Running)
+	r.step(Step{What: "up", Agent: agent, Epoch: lease.Epoch})
+	r.tell(func(to tasks.Sessions) { to.SessionUp(s) })
+}
+
+func (a *simAgent) up() bool { return a.session%2 == 1 }
+
+// welcome is what the agent says of itself when a session begins.
+func (a *simAgent) welcome() tasks.Session {
+	s := tasks.Session{Agent: a.info.Num, LedgerID: a.info.LedgerID, LedgerNew: a.broken, LedgerApproved: a.blessed}
+	say := func(what string, ref tasks.Ref) { a.link.step(Step{What: what, Agent: a.info.Num, Ref: ref}) }
 	if a.running != nil {
 		ref := a.running.ref
 		s.Running = &ref
+		say("running", ref)
 	}
 	for _, e := range a.ledger {
 		switch {
 		case e.final != nil:
 			s.Finished = append(s.Finished, *e.final)
+			say("finished", e.ref)
 		case e.interrupted:
 			s.Interrupted = append(s.Interrupted, e.ref)
+			say("interrupted", e.ref)
 		}
 	}
-	r.trace("agent %d up: %+v, running %+v", agent, s, s.Running)
-	r.sessions.SessionUp(s)
+	return s
 }
 
-// Disconnect ends the session; the agent goes on with what it does.
+// end ends a session. The caller holds turns and mu; mu is let go while the
+// controller is told, since SessionDown waits for Execute.
+func (r *ScriptedRunner) end(a *simAgent, why string) {
+	link := a.link
+	a.session++
+	r.trace("agent %d down: %s", a.info.Num, why)
+	r.mu.Unlock()
+	link.tell(func(s tasks.Sessions) { s.SessionDown(a.info.Num, why) })
+	r.mu.Lock()
+}
+
+// Disconnect ends the session, whoever's it is; the agent goes on with what it
+// does.
 func (r *ScriptedRunner) Disconnect(agent tasks.AgentNum, why string) {
 	r.turns.Lock()
 	defer r.turns.Unlock()
 	r.mu.Lock()
-	a, s := r.agents[agent], r.sessions
-	up := a.session%2 == 1
-	if up {
-		a.session++
-		r.trace("agent %d down: %s", agent, why)
+	defer r.mu.Unlock()
+	if a := r.agents[agent]; a.up() {
+		r.end(a, why)
 	}
-	r.mu.Unlock()
-	if up {
-		s.SessionDown(agent, why) // without the lock that Execute needs
+}
+
+// Hangup ends the sessions with this controller, as its death does.
+func (r *ScriptedRunner) Hangup(why string) {
+	r.turns.Lock()
+	defer r.turns.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leases = map[tasks.Shard]tasks.Lease{}
+	for _, a := range r.agents {
+		if a.up() && a.link == r {
+			r.end(a, why)
+		}
 	}
+}
+
+// LoseNext says whether the next assignment or answer of the agent is lost, and
+// its session with it.
+func (r *ScriptedRunner) LoseNext(agent tasks.AgentNum, lose bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.agents[agent].lossy = lose
+}
+
+// lost says whether this message is the one that is lost.
+func (r *ScriptedRunner) lost(a *simAgent) bool {
+	if !a.lossy {
+		return false
+	}
+	a.lossy = false
+	r.step(Step{What: "lost", Agent: a.info.Num})
+	go r.Disconnect(a.info.Num, "a message was lost")
+	return true
 }
 
 // Restart kills the agent: its session ends and what it ran is interrupted. It
@@ -261,6 +374,7 @@ func (r *ScriptedRunner) Restart(agent tasks.AgentNum) {
 	if a.running != nil {
 		a.running.interrupted, a.running = true, nil
 	}
+	r.step(Step{What: "boot", Agent: agent})
 }
 
 // LoseLedger restarts the agent with an empty ledger of another id.
@@ -270,6 +384,7 @@ func (r *ScriptedRunner) LoseLedger(agent tasks.AgentNum) {
 	defer r.mu.Unlock()
 	a := r.agents[agent]
 	r.trace("agent %d loses its ledger", agent)
+	r.step(Step{What: "ledger", Agent: agent})
 	a.ledger, a.broken, a.blessed, a.info.LedgerID = map[tasks.ID]*entry{}, true, false, uuid.NewV4()
 }
 
@@ -312,7 +427,7 @@ func (r *ScriptedRunner) Execute(x tasks.Assignment) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	a := r.agents[x.Agent]
-	if a.session%2 == 0 || x.Epoch < a.epoch {
+	if !a.up() || a.link != r || x.Epoch < a.epoch || r.lost(a) {
 		return
 	}
 	a.broken = false // all earlier tasks are settled: the new ledger is recorded
@@ -326,7 +441,7 @@ func (r *ScriptedRunner) Execute(x tasks.Assignment) {
 	if a.running != nil {
 		r.violate("agent %d was given task %d while it runs %d", x.Agent, x.ID, a.running.ref.ID)
 		ref := a.running.ref
-		r.sessions.Refused(x.Agent, tasks.Refusal{Ref: x.Ref(), Cause: "busy", Running: &ref})
+		r.tell(func(s tasks.Sessions) { s.Refused(x.Agent, tasks.Refusal{Ref: x.Ref(), Cause: "busy", Running: &ref}) })
 		return
 	}
 	ans := a.script(x)
@@ -334,7 +449,7 @@ func (r *ScriptedRunner) Execute(x tasks.Assignment) {
 	if ans.Refuse != nil {
 		refusal := *ans.Refuse
 		refusal.Ref = x.Ref()
-		r.sessions.Refused(x.Agent, refusal)
+		r.tell(func(s tasks.Sessions) { s.Refused(x.Agent, refusal) })
 		return
 	}
 	r.start(a, x, ans)
@@ -344,12 +459,13 @@ func (r *ScriptedRunner) start(a *simAgent, x tasks.Assignment, ans Answer) {
 	e := &entry{ref: x.Ref(), deaf: ans.Deaf, epoch: x.Epoch}
 	a.ledger[x.ID], a.running = e, e
 	a.starts = append(a.starts, x.Ref())
+	r.step(Step{What: "start", Agent: x.Agent, Ref: x.Ref(), Epoch: x.Epoch, Once: x.Delivery == kinds.DeliveryOnce})
 	for _, c := range ans.Output {
 		c.Ref = x.Ref()
-		r.sessions.Output(x.Agent, c)
+		r.tell(func(s tasks.Sessions) { s.Output(x.Agent, c) })
 	}
 	if ans.Instead != nil {
-		r.sessions.Final(x.Agent, *ans.Instead)
+		r.tell(func(s tasks.Sessions) { s.Final(x.Agent, *ans.Instead) })
 	}
 	ending := ans.Ending
 	if ending.Outcome == "" {
@@ -357,9 +473,9 @@ func (r *ScriptedRunner) start(a *simAgent, x tasks.Assignment, ans Answer) {
 	}
 	switch {
 	case ans.Silent:
-		r.sessions.Accepted(x.Agent, x.Ref())
+		r.tell(func(s tasks.Sessions) { s.Accepted(x.Agent, x.Ref()) })
 	case ans.After > 0:
-		r.sessions.Accepted(x.Agent, x.Ref())
+		r.tell(func(s tasks.Sessions) { s.Accepted(x.Agent, x.Ref()) })
 		time.AfterFunc(ans.After, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -378,8 +494,10 @@ func (r *ScriptedRunner) finish(a *simAgent, e *entry, ending tasks.Ending) {
 	now := time.Now()
 	e.final = &tasks.Final{Ref: e.ref, Epoch: e.epoch, StartedAt: now, EndedAt: now, Ending: ending}
 	a.running = nil
-	if a.session%2 == 1 {
-		r.sessions.Final(a.info.Num, *e.final)
+	r.step(Step{What: "end", Agent: a.info.Num, Ref: e.ref, Epoch: e.epoch, Outcome: ending.Outcome})
+	if a.up() && !r.lost(a) {
+		f := *e.final
+		a.link.tell(func(s tasks.Sessions) { s.Final(a.info.Num, f) })
 	}
 }
 
@@ -394,9 +512,7 @@ func (r *ScriptedRunner) Finish(agent tasks.AgentNum, ending tasks.Ending) {
 
 // Say tells the Manager anything, true or not, on the agent's session.
 func (r *ScriptedRunner) Say(f func(s tasks.Sessions)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	f(r.sessions)
+	r.tell(f)
 }
 
 // Cancel implements tasks.Runner.
@@ -405,7 +521,7 @@ func (r *ScriptedRunner) Cancel(agent tasks.AgentNum, ref tasks.Ref, _ string) {
 	defer r.mu.Unlock()
 	r.cancels = append(r.cancels, ref)
 	a := r.agents[agent]
-	if a.session%2 == 1 && a.running != nil && a.running.ref == ref && !a.running.deaf {
+	if a.up() && a.link == r && a.running != nil && a.running.ref == ref && !a.running.deaf {
 		r.finish(a, a.running, tasks.Ending{Outcome: tasks.Cancelled, Reason: "cancelled", Detail: "Ended on request."})
 	}
 }
@@ -420,7 +536,7 @@ func (a *simAgent) forget(id tasks.ID) {
 func (r *ScriptedRunner) Forget(agent tasks.AgentNum, ids ...tasks.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if a := r.agents[agent]; a != nil && a.session%2 == 1 {
+	if a := r.agents[agent]; a != nil && a.up() && a.link == r {
 		for _, id := range ids {
 			a.forget(id)
 		}
@@ -444,6 +560,7 @@ func (r *ScriptedRunner) Reconnect(agent tasks.AgentNum, why string) {
 func (r *ScriptedRunner) Quarantine(agent tasks.AgentNum, why string) {
 	r.mu.Lock()
 	r.quarantine = append(r.quarantine, agent)
+	r.step(Step{What: "quarantined", Agent: agent})
 	r.mu.Unlock()
 	r.Change(agent, func(a *tasks.Agent) { a.Quarantined, a.Why = true, why })
 }

@@ -171,6 +171,9 @@ func (c *Checker) row(e *Event, at place) {
 		c.violate("final", []place{s.before, at}, "the attempt of task %d went from %d to %d", e.ID, s.attempt, e.Attempt)
 	}
 	s.attempt = e.Attempt
+	if e.Table == "agent_later" && e.Attempt > 0 {
+		c.task(e.ID).free = true // a pause after an attempt that was interrupted: others pass it by
+	}
 }
 
 // judgeRows: after each transaction a task has exactly one place.
