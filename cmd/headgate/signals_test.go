@@ -29,10 +29,16 @@ type served struct {
 // file.
 func startServe(t *testing.T, env []string, settings string) *served {
 	t.Helper()
-	s := &served{T: t, dir: t.TempDir(), public: freeAddr(t), controller: freeAddr(t), ended: make(chan struct{})}
+	return startServeIn(t, t.TempDir(), testkit.NewDatabase(t), env, settings)
+}
+
+// startServeIn does so in a state directory and on a database that are there.
+func startServeIn(t *testing.T, dir, dsn string, env []string, settings string) *served {
+	t.Helper()
+	s := &served{T: t, dir: dir, public: freeAddr(t), controller: freeAddr(t), ended: make(chan struct{})}
 	s.settings(settings)
 	s.cmd = exec.Command(filepath.Join(programs, "headgate"), "serve", "--config", filepath.Join(s.dir, "headgate.yaml"), "--data", s.dir,
-		"--public-addr", s.public, "--controller-addr", s.controller, "--database-url", testkit.NewDatabase(t))
+		"--public-addr", s.public, "--controller-addr", s.controller, "--database-url", dsn)
 	s.cmd.Env = append(os.Environ(), env...)
 	log, err := os.Create(s.logFile())
 	if err != nil {
