@@ -180,7 +180,7 @@ func (f *Fleet) storeOne(ctx context.Context, m *member) error {
 	defer m.op.Unlock()
 	m.mu.Lock()
 	why, row := m.pending, m.row
-	ledger, settled := m.ledger, m.settled
+	ledger, settled, lease := m.ledger, m.settled, m.lease
 	m.mu.Unlock()
 	if why != "" {
 		stored, err := f.cfg.Store.SetStatus(ctx, m.id, Quarantined, why, "headgate")
@@ -197,7 +197,7 @@ func (f *Fleet) storeOne(ctx context.Context, m *member) error {
 	if !settled || row.Status != Active || ledger == row.LedgerID {
 		return nil
 	}
-	if err := f.cfg.Store.SetSeen(ctx, m.num, ledger, row.Version, row.Hostname, row.OS); err != nil {
+	if err := f.cfg.Store.SetSeen(ctx, m.num, lease, ledger, row.Version, row.Hostname, row.OS); err != nil {
 		return err
 	}
 	m.mu.Lock()

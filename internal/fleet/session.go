@@ -192,7 +192,7 @@ func (s *session) record(w *agentpb.Welcome) error {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, storeTimeout)
 	defer cancel()
-	if err := s.f.cfg.Store.SetSeen(ctx, s.m.num, ledger, version, host, os); err != nil {
+	if err := s.f.cfg.Store.SetSeen(ctx, s.m.num, s.lease, ledger, version, host, os); err != nil {
 		return &trouble{cause: CauseDatabase, sentence: "what the agent said of itself could not be recorded", address: s.address, err: err}
 	}
 	s.m.mu.Lock()

@@ -27,8 +27,10 @@ type Store interface {
 	ChangeAgent(ctx context.Context, id uuid.UUID, c Change, actor string) (Agent, error)
 	// SetStatus quarantines, re-activates or removes an agent.
 	SetStatus(ctx context.Context, id uuid.UUID, status Status, why, actor string) (Agent, error)
-	// SetSeen stores what an agent said of itself in Welcome.
-	SetSeen(ctx context.Context, num tasks.AgentNum, ledger uuid.UUID, version, hostname, os string) error
+	// SetSeen stores what an agent said of itself in Welcome, in a session under
+	// that lease. Unavailable (lease_lost) when it is not held any more: what
+	// was heard under it may be old.
+	SetSeen(ctx context.Context, num tasks.AgentNum, under tasks.Lease, ledger uuid.UUID, version, hostname, os string) error
 	// SetFacts stores the result of core.inventory.
 	SetFacts(ctx context.Context, num tasks.AgentNum, facts json.RawMessage, at time.Time) error
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 	"uuid"
@@ -209,9 +210,19 @@ const sqlAgentSeen = `
 UPDATE agent SET ledger_id = $2::uuid, version = $3, hostname = $4, os = $5
 WHERE num = $1 AND (ledger_id, version, hostname, os) IS DISTINCT FROM ($2::uuid, $3, $4, $5)`
 
+// A take-over waits for the lock as it does for a turn.
+const sqlAgentSeenUnder = `SELECT shard FROM shard_lease WHERE shard = $1 AND owner = $2::uuid AND epoch = $3 FOR SHARE`
+
 // SetSeen implements fleet.Store.
-func (d *DB) SetSeen(ctx context.Context, num tasks.AgentNum, ledger uuid.UUID, version, hostname, os string) error {
-	return d.write(ctx, "store what an agent said of itself", func(tx *Tx) error {
+func (d *DB) SetSeen(ctx context.Context, num tasks.AgentNum, under tasks.Lease, ledger uuid.UUID, version, hostname, os string) error {
+	const what = "store what an agent said of itself"
+	return d.write(ctx, what, func(tx *Tx) error {
+		var shard int
+		if err := tx.get(&shard, sqlAgentSeenUnder, int16(under.Shard), under.Owner.String(), under.Epoch); errors.Is(err, sql.ErrNoRows) {
+			return unavailable(err, "lease_lost", "another controller owns the agent now")
+		} else if err != nil {
+			return err
+		}
 		_, err := tx.exec(sqlAgentSeen, int32(num), uuidOrNull(ledger), plain(version), plain(hostname), plain(os))
 		return err
 	})

@@ -130,7 +130,7 @@ func writesOfAgents(r *rig) []lostWrite {
 			return err
 		}},
 		{name: "agent seen", effect: agents(`hostname = 'host'`), delta: 1, do: func(r *rig) error {
-			return r.SetSeen(ctx, r.agents[0].Num, uuid.New(), "v1", "host", "linux")
+			return r.SetSeen(ctx, r.agents[0].Num, r.leaseOf(r.agents[0]), uuid.New(), "v1", "host", "linux")
 		}},
 		{name: "agent's facts", effect: agents(`facts_at IS NOT NULL`), delta: 1, do: func(r *rig) error {
 			return r.SetFacts(ctx, r.agents[0].Num, json.RawMessage(`{}`), time.Now())

@@ -113,14 +113,16 @@ func (r *rig) id() tasks.ID {
 	return r.next - 1
 }
 
-func (r *rig) epoch(a fleet.Agent) int64 {
+func (r *rig) epoch(a fleet.Agent) int64 { return r.leaseOf(a).Epoch }
+
+func (r *rig) leaseOf(a fleet.Agent) tasks.Lease {
 	shard := tasks.ShardOf(a.ID)
 	for _, l := range r.leases {
 		if l.Shard == shard {
-			return l.Epoch
+			return l
 		}
 	}
-	return 0
+	return tasks.Lease{}
 }
 
 // insert makes an Insert for an agent.

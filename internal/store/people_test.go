@@ -11,6 +11,7 @@ import (
 	"headgate/internal/auth"
 	"headgate/internal/fault"
 	"headgate/internal/fleet"
+	"headgate/tasks"
 )
 
 func wantCode(t *testing.T, err error, kind fault.Kind, code string) {
@@ -65,10 +66,19 @@ func TestAgentsAreStoredChangedAndRemoved(t *testing.T) {
 	_, err = d.ChangeAgent(ctx, uuid.New(), fleet.Change{}, "user:op")
 	wantCode(t, err, fault.NotFound, "unknown_agent")
 
-	ledger := uuid.New()
-	if err := d.SetSeen(ctx, got.Num, ledger, "1.2", "host", "linux"); err != nil {
+	ledger, me := uuid.New(), tasks.Owner{ID: uuid.New()}
+	held, err := d.Acquire(ctx, me, nil, []tasks.Shard{tasks.ShardOf(in.ID)})
+	if err != nil || len(held) != 1 {
+		t.Fatal(held, err)
+	}
+	if err := d.SetSeen(ctx, got.Num, held[0], ledger, "1.2", "host", "linux"); err != nil {
 		t.Fatal(err)
 	}
+	// Who owned the agent before has nothing to say any more.
+	if _, err := d.Acquire(ctx, me, nil, []tasks.Shard{tasks.ShardOf(in.ID)}); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, d.SetSeen(ctx, got.Num, held[0], uuid.New(), "0", "old", "old"), fault.Unavailable, "lease_lost")
 	if err := d.SetFacts(ctx, got.Num, json.RawMessage(`{"cpus":2}`), time.Now()); err != nil {
 		t.Fatal(err)
 	}

@@ -190,7 +190,7 @@ func (s *Store) SetStatus(ctx context.Context, id uuid.UUID, status fleet.Status
 }
 
 // SetSeen implements fleet.Store.
-func (s *Store) SetSeen(ctx context.Context, num tasks.AgentNum, ledger uuid.UUID, version, hostname, os string) error {
+func (s *Store) SetSeen(ctx context.Context, num tasks.AgentNum, _ tasks.Lease, ledger uuid.UUID, version, hostname, os string) error {
 	leave, err := s.enter(ctx, "SetSeen")
 	if err != nil {
 		return err
