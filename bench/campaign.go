@@ -42,6 +42,10 @@ type campaignPlan struct {
 // beside other work, as in all tests, it is twice as long.
 const settleLimit = 30 * time.Second
 
+// pauseLimit is how much longer tasks may take whose runs were interrupted
+// again and again: the fifth attempt comes two minutes after the fourth.
+const pauseLimit = 4 * time.Minute
+
 // stopLimit is how long a controller may take to stop with all connected.
 const stopLimit = 15 * time.Second
 
@@ -208,16 +212,26 @@ func (c *campaign) stopControllers() time.Duration {
 	return time.Since(began)
 }
 
-// settle waits until the queue is empty, for as long as it may take.
+// settle waits until the queue is empty, for as long as it may take, and then for
+// the tasks that pause between two attempts.
 func (c *campaign) settle(ctx context.Context, healed time.Time) (took time.Duration, open int) {
 	err := waitEvery(ctx, 200*time.Millisecond, 2*c.plan.settle, "the queue to be empty", func() (bool, error) {
-		n, err := c.openTasks(ctx)
+		n, _, err := c.openTasks(ctx)
 		if err == nil {
 			open = n
 		}
 		return err == nil && n == 0, nil
 	})
 	took = time.Since(healed)
+	if err == nil {
+		err = waitEvery(ctx, time.Second, pauseLimit, "tasks that pause", func() (bool, error) {
+			n, later, err := c.openTasks(ctx)
+			if err == nil {
+				open = n + later
+			}
+			return err == nil && open == 0, nil
+		})
+	}
 	c.tellLast(ctx, healed)
 	if err != nil {
 		c.b.note("%s: %d tasks are still open after %s", c.plan.name, open, took.Round(time.Second))
@@ -241,15 +255,15 @@ func (c *campaign) tellLast(ctx context.Context, healed time.Time) {
 	}
 }
 
-// openTasks counts what is not completed.
-func (c *campaign) openTasks(ctx context.Context) (n int, err error) {
+// openTasks counts what is not completed, and of it apart what pauses.
+func (c *campaign) openTasks(ctx context.Context) (queued, later int, err error) {
 	db, err := openDB(c.database.now().DSN())
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer release(db)
-	err = db.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM agent_queue) + (SELECT count(*) FROM agent_later)`).Scan(&n)
-	return n, err
+	err = db.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM agent_queue), (SELECT count(*) FROM agent_later)`).Scan(&queued, &later)
+	return queued, later, err
 }
 
 // close ends all processes, in the order that leaves none behind.

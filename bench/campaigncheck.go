@@ -30,7 +30,7 @@ func (c *campaign) judge(ctx context.Context, end finish) error {
 	for _, n := range c.reals {
 		files = append(files, n.history())
 	}
-	report, err := history.Check(files, history.Options{Settle: c.plan.settle})
+	report, err := history.Check(files, history.Options{Settle: c.plan.settle, Pause: pauseLimit})
 	if err != nil {
 		return err
 	}
@@ -84,8 +84,9 @@ func (c *campaign) ends(ctx context.Context) (e endings, err error) {
 		}
 		e.counts = append(e.counts, strings.TrimSpace(fmt.Sprintf("%d %s %s", n, outcome, reason)))
 		e.foreign += foreign
-		switch outcome {
-		case "succeeded", "unknown", "timed-out":
+		switch {
+		case outcome == "succeeded", outcome == "unknown", outcome == "timed-out":
+		case reason == "attempts_exhausted": // its agent was killed under it each time
 		default:
 			e.odd += n
 		}

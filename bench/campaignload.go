@@ -70,7 +70,7 @@ func (c *campaign) startLoad(ctx context.Context) (*load, error) {
 // count keeps an eye on the backlog, as an operator's monitoring does.
 func (l *load) count(ctx context.Context) {
 	for wait(ctx, time.Second) == nil {
-		if n, err := l.c.openTasks(ctx); err == nil {
+		if n, _, err := l.c.openTasks(ctx); err == nil {
 			l.open.Store(int64(n))
 		}
 	}

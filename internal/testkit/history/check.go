@@ -20,6 +20,9 @@ type Options struct {
 	// Settle is how long after the last Healed something may still wait or
 	// begin; 0 = it is not looked at.
 	Settle time.Duration
+	// Pause is what a task may take longer whose run was interrupted before: it
+	// is tried again only after a while.
+	Pause time.Duration
 	// MaxViolations is how many are told with their lines; the others are
 	// counted. 0 = 50.
 	MaxViolations int

@@ -327,6 +327,26 @@ func TestRules(t *testing.T) {
 			history.Options{Open: true, Settle: 30 * time.Second},
 			[]string{"liveness"},
 		},
+		{
+			"pauses after its second attempt",
+			[]history.Event{
+				submit(1, "a"), acked(1, 7), start("a", 7, 2, 1), end("a", 7, 2),
+				{Kind: history.KindHealed},
+				{T: int64(time.Minute), Kind: history.KindFinal, ID: 7, Agent: "a", State: "new", Places: 1},
+			},
+			history.Options{Open: true, Settle: 30 * time.Second, Pause: time.Minute},
+			nil,
+		},
+		{
+			"has no reason to pause",
+			[]history.Event{
+				submit(1, "a"), acked(1, 7), start("a", 7, 1, 1), end("a", 7, 1),
+				{Kind: history.KindHealed},
+				{T: int64(time.Minute), Kind: history.KindFinal, ID: 7, Agent: "a", State: "new", Places: 1},
+			},
+			history.Options{Open: true, Settle: 30 * time.Second, Pause: time.Minute},
+			[]string{"liveness"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

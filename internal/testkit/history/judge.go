@@ -99,6 +99,9 @@ func (c *Checker) judgeSight(t *task) {
 // judgeLiveness: when all is healed, work goes on.
 func (c *Checker) judgeLiveness(t *task) {
 	limit := c.healed + int64(c.opts.Settle)
+	if t.attempts&^firstAttempt != 0 {
+		limit += int64(c.opts.Pause)
+	}
 	if c.opts.Settle == 0 || c.healed == 0 || !t.ack.is() || t.ack.t > c.healed {
 		return
 	}
@@ -196,12 +199,14 @@ func (c *Checker) judgeOrder(ids []int64) {
 	}
 }
 
+// firstAttempt is the bit of the first one among those that began.
+const firstAttempt = uint64(1) << 1
+
 // setBack says whether a task lost its place by right: it had been given before
 // its first start, and its agent began anew in between. Such a task is tried
 // again after a pause, in which others run.
 func (c *Checker) setBack(t *task) bool {
-	const first = uint64(1) << 1 // the bit of the first attempt
-	if t.attempts&first != 0 || t.agent < 0 {
+	if t.attempts&firstAttempt != 0 || t.agent < 0 {
 		return false
 	}
 	return slices.ContainsFunc(c.agents[c.names[t.agent]].boots, func(m moment) bool { return m.t > t.call.t && m.t < t.begin.t })
