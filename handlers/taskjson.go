@@ -69,7 +69,7 @@ type LateBody struct {
 
 // WaitingBody explains why a task is not completed.
 type WaitingBody struct {
-	Cause         string     `json:"cause"`     // stable code: agent_busy, agent_unreachable, agent_certificate_expired, agent_paused, agent_quarantined, agent_removed, agent_settling, agent_held, not_due, backing_off, starting, running, storing, cancel_requested, owner_elsewhere, controller_stopping, database_unavailable
+	Cause         string     `json:"cause"`     // stable code: agent_busy, agent_unreachable, agent_certificate_expired, agent_paused, agent_quarantined, agent_removed, agent_settling, agent_held, not_due, backing_off, starting, running, storing, cancel_requested, owner_elsewhere, no_owner, owner_silent, controller_stopping, database_unavailable
 	Sentence      string     `json:"sentence"`  // the cause with its numbers
 	NextStep      string     `json:"next_step"` // what Headgate, or the reader, does next
 	Since         *time.Time `json:"since"`

@@ -94,6 +94,7 @@ func TestDatabaseOutage(t *testing.T) {
 	})
 }
 
+// Cases Q31, R28.
 func TestFencedOwnerWritesNothingMore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 2)

@@ -39,6 +39,7 @@ func TestStrangeAnswersAreStoredSafely(t *testing.T) {
 	})
 }
 
+// Cases Q31.
 func TestPoisonIsIsolated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 20)

@@ -106,7 +106,7 @@ func (w *wire) vanish(r *rig) {
 	r.store.SetAlive()
 }
 
-// Cases Q10, R16: shards are never held twice, and spread.
+// Cases Q10, R16.
 func TestShardsAreSharedOutAndHandedOver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		one, two, _ := newPair(t, 16)
@@ -156,8 +156,9 @@ func TestOwnersOfBatchesAreAskedAndOrderStays(t *testing.T) {
 	})
 }
 
-// Case R18: what may have been stored is never sent again without a key, and
-// settled by one.
+// Cases R18.
+// What may have been stored is never sent again without a key, and settled by
+// one.
 func TestALostAnswerIsUnknownUnlessThereIsAKey(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		one, two, w := newPair(t, 16)
@@ -199,8 +200,9 @@ func list(r *rig) []tasks.Task {
 	return page.Items
 }
 
-// Cases R8, Q19: who submits while an owner is gone waits for the next one, and
-// others are told why their tasks wait.
+// Cases R8, Q19.
+// Who submits while an owner is gone waits for the next one, and others are told
+// why their tasks wait.
 func TestASubmissionWaitsForTheTakeOver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		one, two, w := newPair(t, 16)
@@ -228,7 +230,7 @@ func TestASubmissionWaitsForTheTakeOver(t *testing.T) {
 	})
 }
 
-// Case R8.
+// Cases R8.
 func TestNoOwnerIsAnErrorAfterTheTimeOfATakeOver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		one, two, w := newPair(t, 16)
@@ -287,6 +289,7 @@ func TestAPeerPassesNothingOn(t *testing.T) {
 	})
 }
 
+// Cases Q5.
 // A cancellation whose answer was lost is asked for again, and counts when it
 // was ours.
 func TestACancellationElsewhereSurvivesALostAnswer(t *testing.T) {

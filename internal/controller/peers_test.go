@@ -326,7 +326,7 @@ func TestOneKeyRacedOverTwoControllersMakesOneTask(t *testing.T) {
 	}
 }
 
-// Case Q5.
+// Cases Q5.
 func TestEventsOfOneControllerReachReadersOfTheOther(t *testing.T) {
 	t.Parallel()
 	c := startCouple(t)

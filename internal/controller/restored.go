@@ -41,7 +41,7 @@ func RaiseEpochs(ctx context.Context, c Config) (epoch int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	if epoch, err = db.RaiseEpochs(ctx); err == nil {
 		_ = db.Notify(ctx, wakeTopic, wakeShards) // a hint: the next renewal finds it too
 	}

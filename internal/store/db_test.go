@@ -64,6 +64,7 @@ func TestPoolsHaveTheirSettings(t *testing.T) {
 	}
 }
 
+// Cases R28.
 func TestDurabilityIsDemanded(t *testing.T) {
 	t.Parallel()
 	dsn := testkit.NewDatabase(t)

@@ -72,6 +72,7 @@ func testFencing(b *bench) {
 	}
 }
 
+// Cases Q29.
 func testExpiry(b *bench) {
 	if b.e.ExpireLeases == nil {
 		b.Skip("this store cannot expire leases at will")
