@@ -56,6 +56,8 @@ func chaosTable() []chaosRun {
 		{name: "stubborn-herd", run: func(ctx context.Context, b *bench) error { return chaosHerd(ctx, b, false) }},
 		{name: "closed", run: chaosClosed},
 		{name: "flood", run: chaosFlood},
+		{name: "liars", run: chaosLiars},
+		{name: "database-away", run: chaosAway},
 		{name: "points", run: chaosPoints},
 		{name: "campaign", run: chaosCampaign},
 		{name: "soak", run: chaosSoak, named: true},

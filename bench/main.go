@@ -124,7 +124,7 @@ func run(args []string, out io.Writer) error {
 // role is what this program is when it runs itself.
 type role struct {
 	simulator, crew, place, echo string
-	agents                       int
+	agents, liars                int
 	herd, flood, dialer, prober  bool
 }
 
@@ -132,6 +132,7 @@ func (r *role) flags(f *flag.FlagSet) {
 	f.StringVar(&r.simulator, "simulator", "", "be the simulator with this folder")
 	f.StringVar(&r.crew, "crew", "", "be a crew of agents with this folder")
 	f.IntVar(&r.agents, "agents", 1, "with -simulator or -crew: how many agents")
+	f.IntVar(&r.liars, "liars", 0, "with -simulator: how many of them, the last ones, misbehave")
 	f.StringVar(&r.place, "place", "0:0", "with -crew: its number and port")
 	f.BoolVar(&r.herd, "herd", false, "be a herd of clients")
 	f.BoolVar(&r.flood, "flood", false, "be a flood of strangers")
@@ -144,7 +145,7 @@ func (r *role) flags(f *flag.FlagSet) {
 func (r *role) work() func(context.Context) error {
 	switch {
 	case r.simulator != "":
-		return func(ctx context.Context) error { return runSimulator(ctx, r.simulator, r.agents) }
+		return func(ctx context.Context) error { return runSimulator(ctx, r.simulator, r.agents, r.liars) }
 	case r.crew != "":
 		return func(ctx context.Context) error { return crewAt(ctx, r.crew, r.agents, r.place) }
 	case r.herd:

@@ -72,6 +72,9 @@ func (s *simulator) Session(stream grpc.BidiStreamingServer[agentpb.ControllerMe
 	}
 	s.sessions.Add(1)
 	defer s.sessions.Add(-1)
+	if s.lies(a) {
+		return s.misbehave(a, stream)
+	}
 	var in agentpb.ControllerMessage
 	for {
 		if err := stream.RecvMsg(&in); err != nil {
@@ -154,6 +157,7 @@ func (s *simulator) execute(a *simAgent, e *agentpb.Execute) *agentpb.AgentMessa
 		return &agentpb.AgentMessage{Msg: &agentpb.AgentMessage_Final{Final: a.final}}
 	}
 	s.executed.Add(1)
+	s.lastTask.Store(e.GetTaskId())
 	final := &agentpb.Final{
 		TaskId: e.GetTaskId(), Attempt: e.GetAttempt(), Epoch: e.GetEpoch(), Outcome: "succeeded",
 		Result: e.GetArgs(), StartedUnixNano: now, EndedUnixNano: now,

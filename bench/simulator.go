@@ -72,6 +72,8 @@ type simulator struct {
 
 	dir      *pki.Dir
 	agents   []*simAgent
+	liars    int // of them the last ones, which misbehave
+	lastTask atomic.Int64
 	token    atomic.Pointer[pki.Token]
 	bundle   sync.Once // stores the authorities, which are the same for all
 	recorder recorder
@@ -210,11 +212,12 @@ type simCommand struct {
 }
 
 // runSimulator is the simulator process.
-func runSimulator(ctx context.Context, dir string, agents int) error {
+func runSimulator(ctx context.Context, dir string, agents, liars int) error {
 	s, err := newSimulator(dir, agents)
 	if err != nil {
 		return err
 	}
+	s.liars = liars
 	defer release(s.dir)
 	l, err := s.listenAll(ctx)
 	if err != nil {
