@@ -13,6 +13,7 @@ type Status struct {
 	Phases  []Phase   // those that are done, in order
 	Ports   []Port
 	Unmet   []Unmet
+	Notes   []string // sentences about the database that an operator should read
 	// Listener is nil before there is one.
 	Listener *Listener
 }

@@ -81,6 +81,9 @@ func (c *Controller) pageStatus() web.Status {
 	for _, u := range ready.Unmet {
 		s.Unmet = append(s.Unmet, web.Unmet{Condition: u.Condition, Detail: u.Detail})
 	}
+	if c.hasJoined() {
+		s.Notes = c.databaseStatus().Notes
+	}
 	ports := c.listener.Status()
 	if here := pagePort("Controller", ports.Controller, "never limited"); len(here.Addresses) > 0 {
 		s.Ports = append(s.Ports, here) // with one port alone there is none
