@@ -152,7 +152,7 @@ func newEventStream(w http.ResponseWriter) *eventStream {
 func (st *eventStream) begin(id, version string) error {
 	h := st.w.Header()
 	h.Set("Content-Type", "text/event-stream")
-	h.Set("Cache-Control", "no-store")
+	h.Set("Cache-Control", "no-store, no-transform")
 	h.Set("X-Accel-Buffering", "no") // a proxy must not collect
 	_ = st.rc.SetReadDeadline(time.Time{})
 	st.w.WriteHeader(http.StatusOK)

@@ -1,24 +1,27 @@
 package handlers
 
 import (
-	"context"
 	"errors"
-	"io"
+	"fmt"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
 
 	"headgate/internal/fault"
 	"headgate/tasks"
 )
 
-// outputPage is how many chunks are read at once: 16 of at most 64 KiB, so
-// that a download holds 1 MiB whatever its size.
-const outputPage = 16
+// The headers that say what a download leaves out.
+const (
+	headerPrinted = "Output-Printed-Bytes"
+	headerMissing = "Output-Missing-Bytes"
+)
 
 // taskOutput gives what a task printed.
 //
 //	@Summary		Output of a task
-//	@Description	The bytes as they were printed, of the newest attempt; without stream both streams in the order of their arrival. It may grow until the task is completed. Ranges of bytes are served.
+//	@Description	The bytes as they were printed, of the newest attempt; without stream both streams in the order of their arrival. While the task runs it is what has come so far. What was dropped is left out; Output-Missing-Bytes says how much that is, and the task's output.gaps where. One range of bytes is served; several at once, and what is no range, are ignored. HEAD tells the size.
 //	@ID				taskOutput
 //	@Tags			tasks
 //	@Produce		plain
@@ -29,6 +32,10 @@ const outputPage = 16
 //	@Param			Range	header		string	false	"part of the bytes"	example(bytes=0-1023)
 //	@Success		200		{string}	string	"the bytes"
 //	@Success		206		{string}	string	"the part asked for"
+//	@Header			200,206	{string}	Output-Printed-Bytes	"bytes that were printed"
+//	@Header			200,206	{string}	Output-Missing-Bytes	"of them those that are not kept"
+//	@Header			200,206	{string}	ETag	"of a completed task: its output changes no more"
+//	@Success		304		"not changed"
 //	@Failure		400		{object}	Problem
 //	@Failure		401		{object}	Problem
 //	@Failure		403		{object}	Problem
@@ -43,66 +50,78 @@ func (s *server) taskOutput(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	stream, err := oneOf(r.URL.Query(), "stream", "stdout", "stderr")
+	stream, err := oneStream(r)
 	if err != nil {
 		return err
 	}
-	if _, err := s.cfg.Tasks.Get(r.Context(), id); err != nil {
+	out, err := s.cfg.Tasks.Output(r.Context(), id, stream)
+	if err != nil {
 		return err
 	}
-	out := &output{ctx: r.Context(), fetch: s.cfg.Tasks.OutputChunks, id: id}
-	if len(stream) == 1 {
-		out.stream = stream[0]
-	}
-	h := w.Header()
+	h, ending := w.Header(), &out.Task.Ending
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
-	return s.sendOutput(w, r, out)
+	h.Set(headerPrinted, strconv.FormatInt(out.Facts.Printed(stream, ending), 10))
+	h.Set(headerMissing, strconv.FormatInt(out.Facts.Missing(stream, ending), 10))
+	if out.Task.State == tasks.StateCompleted {
+		h.Set("ETag", fmt.Sprintf(`"%s-%d-%s-%d"`, id, out.Facts.Attempt, stream, out.Size()))
+	}
+	return sendOutput(w, r, out)
 }
 
-// sendOutput streams the whole in one pass, or a range of it in two.
-func (s *server) sendOutput(w http.ResponseWriter, r *http.Request, out *output) error {
-	if r.Header.Get("Range") != "" {
-		rw := &rangeWriter{ResponseWriter: w}
-		http.ServeContent(rw, r, "", time.Time{}, out)
-		if rw.refused {
-			return fault.New(fault.Malformed, codeRange, "The Range header asks for bytes that the output does not have.").
-				WithHint("Ask for bytes from 0 on; Content-Range tells the size.")
+func oneStream(r *http.Request) (string, error) {
+	stream, err := oneOf(r.URL.Query(), "stream", tasks.Stdout, tasks.Stderr)
+	if err != nil || len(stream) == 0 {
+		return "", err
+	}
+	return stream[0], nil
+}
+
+// sendOutput sends the whole or one range of it, as fast as the reader reads.
+func sendOutput(w http.ResponseWriter, r *http.Request, out *tasks.OutputFile) error {
+	if !oneRange(r) {
+		r = r.Clone(r.Context())
+		r.Header.Del("Range")
+		if r.Method == http.MethodGet {
+			if err := out.Fill(); err != nil { // it can still be answered
+				return err
+			}
 		}
-		return out.failure
 	}
-	w.Header().Set("Accept-Ranges", "bytes")
-	if r.Method == http.MethodHead {
-		return nil
+	rw := &rangeWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
+	http.ServeContent(rw, r, "", time.Time{}, out)
+	if rw.refused {
+		return fault.New(fault.Malformed, codeRange, "The Range header asks for bytes that the output does not have.").
+			WithHint("Ask for bytes from 0 on; Content-Range tells the size.")
 	}
-	if err := out.peek(); err != nil {
-		return err
-	}
-	if _, err := io.Copy(&patientWriter{w: w, rc: http.NewResponseController(w)}, out); err != nil {
+	if err := out.Err(); err != nil {
 		return errors.Join(errors.New("send output"), err)
 	}
 	return nil
+}
+
+// oneRange says whether the request asks for exactly one range of bytes.
+// Anything else is ignored, as RFC 9110 wants it or allows it.
+func oneRange(r *http.Request) bool {
+	spec, ok := strings.CutPrefix(r.Header.Get("Range"), "bytes=")
+	first, last, dash := strings.Cut(strings.TrimSpace(spec), "-")
+	if !ok || !dash || r.Method != http.MethodGet || first == "" && last == "" {
+		return false
+	}
+	from, err1 := strconv.ParseInt(first, 10, 64)
+	to, err2 := strconv.ParseInt(last, 10, 64)
+	return (first == "" || err1 == nil && from >= 0) && (last == "" || err2 == nil && to >= 0) && (first == "" || last == "" || from <= to)
 }
 
 // outputWriteTime is for one write of an output, not for the whole: a large
 // one may take long, a reader that takes nothing may not.
 const outputWriteTime = 30 * time.Second
 
-// patientWriter gives each write its own time.
-type patientWriter struct {
-	w  io.Writer
-	rc *http.ResponseController
-}
-
-// Write implements io.Writer.
-func (p *patientWriter) Write(b []byte) (int, error) {
-	_ = p.rc.SetWriteDeadline(time.Now().Add(outputWriteTime)) // not there in tests
-	return p.w.Write(b)
-}
-
-// rangeWriter keeps http.ServeContent from answering 416 in its own words.
+// rangeWriter gives each write its own time, and keeps http.ServeContent from
+// answering 416 in its own words.
 type rangeWriter struct {
 	http.ResponseWriter
+	rc      *http.ResponseController
 	refused bool
 }
 
@@ -118,91 +137,6 @@ func (w *rangeWriter) Write(b []byte) (int, error) {
 	if w.refused {
 		return len(b), nil
 	}
+	_ = w.rc.SetWriteDeadline(time.Now().Add(outputWriteTime)) // not there in tests
 	return w.ResponseWriter.Write(b)
-}
-
-// output reads the chunks of a task as one file.
-type output struct {
-	ctx    context.Context // of the request that reads it
-	fetch  func(ctx context.Context, id tasks.ID, fromSeq, limit int) ([]tasks.OutputChunk, error)
-	id     tasks.ID
-	stream string // "" = both
-
-	seq    int // next chunk to ask for
-	chunks []tasks.OutputChunk
-	rest   []byte // of the chunk being read
-	skip   int64  // bytes to leave out, after a Seek
-	ended  bool
-
-	failure error // of fetch, for a caller that sees only the io interfaces
-}
-
-// peek reads the first page, so that an error can still be answered.
-func (o *output) peek() error { return o.fill() }
-
-func (o *output) fill() error {
-	if len(o.chunks) > 0 || o.ended {
-		return nil
-	}
-	page, err := o.fetch(o.ctx, o.id, o.seq, outputPage)
-	if err != nil {
-		o.failure = err
-		return err
-	}
-	o.chunks, o.ended = page, len(page) == 0
-	if !o.ended {
-		o.seq = page[len(page)-1].Seq + 1
-	}
-	return nil
-}
-
-// next moves to the next chunk of the stream; false at the end.
-func (o *output) next() (bool, error) {
-	for {
-		if err := o.fill(); err != nil || o.ended && len(o.chunks) == 0 {
-			return false, err
-		}
-		c := o.chunks[0]
-		o.chunks = o.chunks[1:]
-		if o.stream == "" || c.Stream == o.stream {
-			o.rest = c.Data
-			return true, nil
-		}
-	}
-}
-
-// Read implements io.Reader.
-func (o *output) Read(p []byte) (int, error) {
-	for {
-		if n := min(o.skip, int64(len(o.rest))); n > 0 {
-			o.rest, o.skip = o.rest[n:], o.skip-n
-		}
-		if len(o.rest) > 0 {
-			n := copy(p, o.rest)
-			o.rest = o.rest[n:]
-			return n, nil
-		}
-		more, err := o.next()
-		if err != nil {
-			return 0, err
-		}
-		if !more {
-			return 0, io.EOF
-		}
-	}
-}
-
-// Seek implements io.Seeker from the start and to the end, which is what
-// http.ServeContent needs. The size is found by reading.
-func (o *output) Seek(offset int64, whence int) (int64, error) {
-	if whence == io.SeekCurrent {
-		return 0, errors.New("seek from the current place is not supported")
-	}
-	*o = output{ctx: o.ctx, fetch: o.fetch, id: o.id, stream: o.stream}
-	if whence == io.SeekStart {
-		o.skip = offset
-		return offset, nil
-	}
-	size, err := io.Copy(io.Discard, o)
-	return size + offset, err
 }

@@ -169,6 +169,7 @@ type agents struct {
 	work    chan tasks.Assignment
 	up      chan tasks.AgentNum
 	shards  map[tasks.AgentNum]tasks.Shard // fixed once the queue runs
+	printed atomic.Int64                   // what finals say beside what finish prints
 
 	mu    sync.Mutex    // guards both below
 	gate  chan struct{} // closed = tasks complete
@@ -231,7 +232,7 @@ func (a *agents) run(ctx context.Context) {
 func (a *agents) finish(x tasks.Assignment) {
 	now := time.Now()
 	a.manager.Accepted(x.Agent, x.Ref())
-	out := int64(0)
+	out := a.printed.Load()
 	if x.Kind == "core.sleep" { // prints, in these tests
 		for i, text := range []string{"first\n", "oops\n", "second\n"} {
 			c := tasks.OutputChunk{Ref: x.Ref(), Seq: i, Stream: "stdout", Offset: int64(6 * (i / 2)), At: now, Data: []byte(text)}

@@ -69,6 +69,7 @@ func (s *server) apiRoutes() []route {
 		{method: "POST", pattern: "/tasks/{id}/cancel", perm: auth.CancelTasks, handle: s.cancelTask, usesTasks: true},
 		{method: "POST", pattern: "/tasks/{id}/retry", perm: auth.SubmitTasks, handle: s.retryTask, usesTasks: true},
 		{method: "GET", pattern: "/tasks/{id}/output", perm: auth.ReadTasks, handle: s.taskOutput, query: []string{"stream"}, usesTasks: true},
+		{method: "GET", pattern: "/tasks/{id}/output/events", perm: auth.ReadTasks, handle: s.outputEvents, query: []string{"stream", "last_event_id"}, usesTasks: true, stream: true},
 
 		{method: "GET", pattern: "/agents", perm: auth.ReadAgents, handle: s.listAgents, query: []string{"health", "q", labelPrefix + "*", "limit", "cursor"}, usesTasks: true},
 		{method: "POST", pattern: "/agents/pair", perm: auth.PairAgents, handle: s.pairAgent, body: maxSmallBody, usesTasks: true},

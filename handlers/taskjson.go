@@ -32,6 +32,7 @@ type TaskBody struct {
 	ResultEncoding    *string         `json:"result_encoding" enums:"base64"`                                                // base64 when the agent gave bytes that are not JSON
 	Exit              *tasks.Exit     `json:"exit"`                                                                          // of programs only
 	OutputBytes       int64           `json:"output_bytes"`                                                                  // printed in all
+	Output            *OutputBody     `json:"output"`                                                                        // what is kept of it; null in lists and while nothing was printed
 	Delivery          string          `json:"delivery" enums:"once,repeatable"`                                              // once: in doubt the outcome is unknown, never a second run
 	Attempt           int             `json:"attempt"`                                                                       // how often it was given to the agent
 	Priority          int             `json:"priority" minimum:"0" maximum:"9"`                                              // lower first
@@ -79,6 +80,50 @@ type WaitingBody struct {
 	BlockingSince *time.Time `json:"blocking_since"` // when it was given to the agent
 } //	@name	Waiting
 
+// OutputBody says what is kept of a task's output.
+type OutputBody struct {
+	Attempt     int        `json:"attempt"`      // that printed it
+	Bytes       int64      `json:"bytes"`        // printed, so far
+	StoredBytes int64      `json:"stored_bytes"` // kept, so far; what is under way counts as neither while the task runs
+	Truncated   bool       `json:"truncated"`    // something that was printed is not kept
+	Stdout      StreamBody `json:"stdout"`
+	Stderr      StreamBody `json:"stderr"`
+	Gaps        []GapBody  `json:"gaps"` // what is missing before something that is kept, the first 20
+} //	@name	Output
+
+// StreamBody says what is kept of one stream.
+type StreamBody struct {
+	Bytes       int64 `json:"bytes"`
+	StoredBytes int64 `json:"stored_bytes"`
+} //	@name	OutputStream
+
+// GapBody is a part of a stream that was not kept.
+type GapBody struct {
+	Stream string `json:"stream" enums:"stdout,stderr"`
+	Offset int64  `json:"offset"` // in the stream, as printed
+	Bytes  int64  `json:"bytes"`
+} //	@name	OutputGap
+
+func outputBody(f *tasks.OutputFacts, e *tasks.Ending) *OutputBody {
+	if f == nil || f.Attempt == 0 && e.OutputBytes == 0 {
+		return nil
+	}
+	b := &OutputBody{
+		Attempt: f.Attempt, Bytes: f.Printed("", e), StoredBytes: f.Stored(""), Truncated: f.Missing("", e) > 0, Gaps: []GapBody{},
+		Stdout: StreamBody{f.Printed(tasks.Stdout, e), f.Stored(tasks.Stdout)}, Stderr: StreamBody{f.Printed(tasks.Stderr, e), f.Stored(tasks.Stderr)},
+	}
+	for _, g := range f.Gaps {
+		b.Gaps = append(b.Gaps, GapBody(g))
+	}
+	return b
+}
+
+// appendOutput writes what is kept of an output.
+func appendOutput(b []byte, t *tasks.Task) []byte {
+	body, _ := json.Marshal(outputBody(t.Output, &t.Ending)) // numbers and known words cannot fail
+	return append(b, body...)
+}
+
 // appendTask writes a task as JSON.
 func appendTask(b []byte, t *tasks.Task) []byte {
 	b = append(b, `{"id":"`...)
@@ -98,6 +143,12 @@ func appendTask(b []byte, t *tasks.Task) []byte {
 	b = append(b, t.State...)
 	b = append(b, '"')
 	b = appendEnding(b, &t.Ending)
+	b = append(b, `,"output":`...)
+	if t.Output == nil {
+		b = append(b, "null"...)
+	} else {
+		b = appendOutput(b, t)
+	}
 	b = append(b, `,"delivery":`...)
 	b = appendString(b, string(t.Delivery))
 	b = append(b, `,"attempt":`...)

@@ -117,6 +117,14 @@ type Reader interface {
 	// Output gives the chunks of the task's newest attempt from seq on, at
 	// most limit of them.
 	Output(ctx context.Context, id ID, fromSeq, limit int) ([]OutputChunk, error)
+	// OutputPart gives chunks of one attempt, of one stream or of both ("").
+	OutputPart(ctx context.Context, id ID, attempt int, stream string, fromSeq, limit int) ([]OutputChunk, error)
+	// OutputAt finds the chunk that has the byte at pos of what is stored, and
+	// where in it the chunk begins; seq lies behind all chunks when there is none.
+	OutputAt(ctx context.Context, id ID, attempt int, stream string, pos int64) (seq int, start int64, err error)
+	// OutputFacts sums up the output of the task's newest attempt without
+	// reading it.
+	OutputFacts(ctx context.Context, id ID) (OutputFacts, error)
 	// Replay gives the tasks stored under an idempotency key, by index in the
 	// request; empty when the key is new.
 	Replay(ctx context.Context, key Idempotency) ([]DedupRow, error)

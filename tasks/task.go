@@ -119,6 +119,7 @@ type Task struct {
 	RunID     uuid.UUID
 	Late      []LateResult // answers after its completion; nil = not looked up, which Service.Get does
 	Waiting   *Waiting     // why it is not completed; filled by Service, nil when completed
+	Output    *OutputFacts // filled where one task is shown, nil in lists
 }
 
 // Ending is how a task ended.

@@ -28,13 +28,15 @@ type outLine struct {
 	Stream string
 	At     time.Time
 	HTML   template.HTML
-	Cut    bool // only its beginning is shown
-	Open   bool // its end has not come yet
+	Cut    bool  // only its beginning is shown
+	Open   bool  // its end has not come yet
+	Gap    int64 // bytes of the stream that are missing here; there is no text then
 }
 
 // place is where reading a stream goes on: a chunk and a byte in it.
 type place struct {
 	seq, off int
+	at       int64 // of that byte in the stream, as printed
 	color    sgr
 	skipping bool // the rest of a line that was too long is not wanted
 }
@@ -45,6 +47,11 @@ type cursor struct {
 	attempt int
 	line    int // number of the last complete line
 	streams [2]place
+}
+
+// move makes a byte of a chunk the place.
+func (p *place) move(c tasks.OutputChunk, off int) {
+	p.seq, p.off, p.at = c.Seq, off, c.Offset+int64(off)
 }
 
 func streamIndex(name string) int {
@@ -62,7 +69,7 @@ func (c cursor) String() string {
 		if p.skipping {
 			skipping = 1
 		}
-		parts = append(parts, p.seq, p.off, p.color.code(), skipping)
+		parts = append(parts, p.seq, p.off, p.color.code(), skipping, int(p.at))
 	}
 	text := make([]string, len(parts))
 	for i, n := range parts {
@@ -85,13 +92,13 @@ func readCursor(text string) (cursor, error) {
 		}
 		nums[i] = n
 	}
-	if len(nums) != 10 {
+	if len(nums) != 12 {
 		return c, badCursor()
 	}
 	c.attempt, c.line = nums[0], nums[1]
 	for i := range c.streams {
-		p := nums[2+4*i:]
-		c.streams[i] = place{seq: p[0], off: p[1], color: uncode(p[2]), skipping: p[3] == 1}
+		p := nums[2+5*i:]
+		c.streams[i] = place{seq: p[0], off: p[1], color: uncode(p[2]), skipping: p[3] == 1, at: int64(p[4])}
 	}
 	return c, nil
 }
@@ -161,6 +168,9 @@ func (l *lineReader) chunk(c tasks.OutputChunk) bool {
 	if c.Seq == p.seq {
 		off = min(p.off, len(c.Data))
 	}
+	if off == 0 {
+		l.gap(s, c)
+	}
 	l.read += len(c.Data) - off
 	for {
 		data := c.Data[off:]
@@ -178,7 +188,7 @@ func (l *lineReader) chunk(c tasks.OutputChunk) bool {
 		}
 	}
 	if len(l.open[s]) == 0 { // all of it is in complete lines
-		p.seq, p.off = c.Seq+1, 0
+		*p = place{seq: c.Seq + 1, at: c.Offset + int64(len(c.Data)), color: p.color, skipping: p.skipping}
 		l.from[s] = *p
 	}
 	if l.read >= windowBytes && (len(l.win.Lines) > 0 || l.read >= maxSkipped) {
@@ -194,19 +204,20 @@ func (l *lineReader) keep(s int, c tasks.OutputChunk, off int, part []byte) {
 	p := &l.win.Next.streams[s]
 	if p.skipping || len(part) == 0 {
 		if p.skipping {
-			p.seq, p.off = c.Seq, off+len(part)
+			p.move(c, off+len(part))
 			l.from[s] = *p
 		}
 		return
 	}
 	if len(l.open[s]) == 0 {
 		l.from[s], l.at[s] = *p, c.At
-		l.from[s].seq, l.from[s].off = c.Seq, off
+		l.from[s].move(c, off)
 	}
 	if room := maxLineBytes - len(l.open[s]); len(part) > room {
 		l.open[s] = append(l.open[s], part[:room]...)
 		l.add(s, outLine{Cut: true})
-		p.seq, p.off, p.skipping = c.Seq, off+len(part), true
+		p.move(c, off+len(part))
+		p.skipping = true
 		l.from[s] = *p
 		return
 	}
@@ -224,7 +235,24 @@ func (l *lineReader) emit(s int, c tasks.OutputChunk, off int) {
 		}
 		l.add(s, outLine{})
 	}
-	p.seq, p.off = c.Seq, off
+	p.move(c, off)
+	l.from[s] = *p
+}
+
+// gap shows what is missing of a stream before a chunk: a line of its own, which
+// ends the one that was under way.
+func (l *lineReader) gap(s int, c tasks.OutputChunk) {
+	p := &l.win.Next.streams[s]
+	missing := c.Offset - p.at - int64(len(l.open[s]))
+	if missing <= 0 {
+		return
+	}
+	if len(l.open[s]) > 0 {
+		l.add(s, outLine{})
+	}
+	l.at[s], p.skipping = c.At, false
+	l.add(s, outLine{Gap: missing})
+	p.move(c, 0)
 	l.from[s] = *p
 }
 

@@ -15,6 +15,7 @@ import (
 	"headgate/tasks"
 )
 
+// Cases P45, P52.
 func TestPaintKeepsColoursAndDropsTheRest(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, in, want string }{
@@ -111,6 +112,9 @@ func texts(lines []outLine) []string {
 		if l.Cut {
 			mark += "…"
 		}
+		if l.Gap > 0 {
+			mark += fmt.Sprintf("[%d missing]", l.Gap)
+		}
 		out = append(out, fmt.Sprintf("%d%s %s %s", l.N, mark, l.Stream[3:], l.HTML))
 	}
 	return out
@@ -125,17 +129,38 @@ func TestLinesOfTwoStreams(t *testing.T) {
 	}
 }
 
+// Cases P4.
+func TestWhatIsMissingShowsAtItsPlace(t *testing.T) {
+	t.Parallel()
+	at := func(c tasks.OutputChunk, offset int64) tasks.OutputChunk { c.Offset = offset; return c }
+	chunks := []tasks.OutputChunk{
+		chunk(0, "stdout", "one\ntw"), chunk(1, "stderr", "bad"), at(chunk(2, "stdout", "ee\nfour\n"), 106),
+		at(chunk(3, "stderr", ""), 10), at(chunk(4, "stderr", "end\n"), 10),
+	}
+	got := fmt.Sprint(texts(window1(t, chunks, cursor{}).Lines))
+	if want := "[1 out one 2 out tw 3[100 missing] out  4 out ee 5 out four 6 err bad 7[7 missing] err  8 err end]"; got != want {
+		t.Errorf("lines are %s, want %s", got, want)
+	}
+}
+
 func TestFollowingGivesTheSameLines(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		var chunks []tasks.OutputChunk
+		ends := map[string]int64{}
 		for seq := range 1 + r.IntN(40) {
 			var b strings.Builder
 			for range r.IntN(4) {
 				b.WriteString([]string{"a", "bb\n", "\n", "\x1b[31m", "\x1b[0m", "x\r", strings.Repeat("L", 9000), "tail"}[r.IntN(8)])
 			}
-			chunks = append(chunks, chunk(seq, []string{"stdout", "stderr"}[r.IntN(2)], b.String()))
+			c := chunk(seq, []string{"stdout", "stderr"}[r.IntN(2)], b.String())
+			if r.IntN(6) == 0 {
+				ends[c.Stream] += 1 + r.Int64N(1000)
+			}
+			c.Offset = ends[c.Stream]
+			ends[c.Stream] += int64(len(c.Data))
+			chunks = append(chunks, c)
 		}
 		whole := texts(window1(t, chunks, cursor{}).Lines)
 		var got []string
@@ -211,7 +236,7 @@ func TestAnotherAttemptStartsTheOutputAnew(t *testing.T) {
 
 func TestBrokenCursorsAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"x", "1-2", "1-2-3-4-5-6-7-8-9", "1-2-3-4-5-6-7-8-9-10-11", "-1-2-3-4-5-6-7-8-9-1", "1-2-3-4-5-6-7-8-9-99999999999999999999"} {
+	for _, text := range []string{"x", "1-2", "1-2-3-4-5-6-7-8-9-10", "1-2-3-4-5-6-7-8-9-10-11-12-13", "-1-2-3-4-5-6-7-8-9-1-1-1", "1-2-3-4-5-6-7-8-9-1-1-99999999999999999999"} {
 		if _, err := readCursor(text); err == nil {
 			t.Errorf("%q is taken for a cursor", text)
 		}

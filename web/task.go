@@ -133,6 +133,13 @@ func (s *server) showTask(w http.ResponseWriter, r *http.Request, status int, t 
 	}
 	if t.Ending.OutputBytes > 0 {
 		d.OutSize = size(t.Ending.OutputBytes)
+		facts, err := s.cfg.Tasks.OutputFacts(r.Context(), t.ID)
+		if err != nil {
+			return err
+		}
+		if missing := facts.Missing("", &t.Ending); missing > 0 {
+			d.OutSize += ", of which " + size(missing) + " are missing"
+		}
 	}
 	var v fleet.View
 	if v, err = s.cfg.Fleet.Get(t.Agent.ID); err == nil {

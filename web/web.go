@@ -26,6 +26,7 @@ type Tasks interface {
 	Get(ctx context.Context, id tasks.ID) (*tasks.Task, error)
 	List(ctx context.Context, f tasks.Filter) (tasks.Page, error)
 	OutputChunks(ctx context.Context, id tasks.ID, fromSeq, limit int) ([]tasks.OutputChunk, error)
+	OutputFacts(ctx context.Context, id tasks.ID) (*tasks.OutputFacts, error)
 	Cancel(ctx context.Context, id tasks.ID, actor string) (*tasks.Task, error)
 	Retry(ctx context.Context, id tasks.ID, actor string) (t *tasks.Task, replayed bool, err error)
 }

@@ -217,38 +217,6 @@ func (d *DB) Position(ctx context.Context, agent tasks.AgentNum, priority int, i
 	return n, nil
 }
 
-const sqlOutput = `
-SELECT task_id, attempt, seq, stream, off, at, bytes
-FROM task_output
-WHERE task_id = $1 AND seq >= $2
-  AND attempt = (SELECT max(attempt) FROM task_output WHERE task_id = $1)
-ORDER BY seq
-LIMIT $3`
-
-// Output implements tasks.Reader.
-func (d *DB) Output(ctx context.Context, id tasks.ID, fromSeq, limit int) ([]tasks.OutputChunk, error) {
-	var rows []struct {
-		ID      int64     `db:"task_id"`
-		Attempt int       `db:"attempt"`
-		Seq     int       `db:"seq"`
-		Stream  string    `db:"stream"`
-		Offset  int64     `db:"off"`
-		At      time.Time `db:"at"`
-		Data    []byte    `db:"bytes"`
-	}
-	if err := d.pages.SelectContext(ctx, &rows, sqlOutput, int64(id), fromSeq, limit); err != nil {
-		return nil, asFault(ctx, err, "read a task's output")
-	}
-	var out []tasks.OutputChunk
-	for _, r := range rows {
-		out = append(out, tasks.OutputChunk{
-			Ref: tasks.Ref{ID: tasks.ID(r.ID), Attempt: r.Attempt}, Seq: r.Seq,
-			Stream: r.Stream, Offset: r.Offset, At: r.At.UTC(), Data: r.Data,
-		})
-	}
-	return out, nil
-}
-
 const sqlReplay = `
 SELECT idx, task_id, hash FROM task_dedup
 WHERE principal = $1 AND route = $2 AND key = $3 AND expires_at > now()

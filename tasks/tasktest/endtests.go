@@ -122,8 +122,46 @@ func testOutput(b *bench) {
 	if part, err := b.e.Output(b.ctx, id, 1, 1); err != nil || len(part) != 1 || part[0].Seq != 1 {
 		b.Errorf("from 1, at most 1: %v, %v", part, err)
 	}
+	if part, err := b.e.OutputPart(b.ctx, id, 1, "stdout", 1, 5); err != nil || len(part) != 1 || part[0].Seq != 2 {
+		b.Errorf("stdout from 1: %v, %v", part, err)
+	}
+	testOutputFacts(b, id, chunk)
 	if none, err := b.e.Output(b.ctx, b.id(), 0, 10); err != nil || len(none) != 0 {
 		b.Errorf("of no task: %v, %v", none, err)
+	}
+}
+
+// testOutputFacts adds a gap and an attempt; three chunks are there.
+func testOutputFacts(b *bench, id tasks.ID, chunk func(seq int, stream string, off int64, data string) tasks.OutputRow) {
+	later := []tasks.OutputRow{chunk(7, "stdout", 10, "last"), chunk(8, "stderr", 9, "")}
+	b.turn(tasks.Turn{Output: later})
+	want := tasks.OutputFacts{
+		Attempt: 1, LastSeq: 8, Stdout: tasks.StreamFacts{Bytes: 14, Stored: 8}, Stderr: tasks.StreamFacts{Bytes: 9, Stored: 4},
+		Gaps: []tasks.OutputGap{{Stream: "stdout", Offset: 4, Bytes: 6}, {Stream: "stderr", Offset: 4, Bytes: 5}},
+	}
+	if f, err := b.e.OutputFacts(b.ctx, id); err != nil || cmp.Diff(want, f) != "" {
+		b.Errorf("facts, %v (-want +got):\n%s", err, cmp.Diff(want, f))
+	}
+	for _, c := range []struct {
+		stream     string
+		pos, start int64
+		seq        int
+	}{{"", 0, 0, 0}, {"", 2, 0, 0}, {"", 3, 3, 1}, {"", 7, 7, 2}, {"", 11, 8, 7}, {"stdout", 3, 3, 2}, {"stdout", 4, 4, 7}, {"stderr", 3, 0, 1}} {
+		if seq, start, err := b.e.OutputAt(b.ctx, id, 1, c.stream, c.pos); err != nil || seq != c.seq || start != c.start {
+			b.Errorf("byte %d of %q is in chunk %d from %d, %v; want %d from %d", c.pos, c.stream, seq, start, err, c.seq, c.start)
+		}
+	}
+	if seq, _, err := b.e.OutputAt(b.ctx, id, 1, "", 12); err != nil || seq <= 8 {
+		b.Errorf("behind the end is chunk %d, %v", seq, err)
+	}
+	again := chunk(0, "stdout", 0, "new")
+	again.Attempt = 2
+	b.turn(tasks.Turn{Output: []tasks.OutputRow{again}})
+	if f, err := b.e.OutputFacts(b.ctx, id); err != nil || f.Attempt != 2 || f.Stored("") != 3 || len(f.Gaps) != 0 {
+		b.Errorf("facts of a new attempt: %+v, %v", f, err)
+	}
+	if f, err := b.e.OutputFacts(b.ctx, b.id()); err != nil || f.Attempt != 0 {
+		b.Errorf("facts of no task: %+v, %v", f, err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -472,21 +473,83 @@ func (s *Store) Output(ctx context.Context, id tasks.ID, fromSeq, limit int) ([]
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.chunksOf(id, s.newest(id), "", fromSeq, limit), nil
+}
+
+// newest gives the highest attempt of a task that has output. The lock is held.
+func (s *Store) newest(id tasks.ID) int {
 	newest := 0
 	for k := range s.chunks {
 		if k.id == id {
 			newest = max(newest, k.attempt)
 		}
 	}
+	return newest
+}
+
+// chunksOf gives chunks in order. The lock is held.
+func (s *Store) chunksOf(id tasks.ID, attempt int, stream string, fromSeq, limit int) []tasks.OutputChunk {
 	var all []tasks.OutputChunk
 	for k, c := range s.chunks {
-		if k.id == id && k.attempt == newest && k.seq >= fromSeq {
+		if k.id == id && k.attempt == attempt && k.seq >= fromSeq && (stream == "" || c.Stream == stream) {
 			c.Data = bytes.Clone(c.Data)
 			all = append(all, c)
 		}
 	}
 	slices.SortFunc(all, func(a, b tasks.OutputChunk) int { return cmp.Compare(a.Seq, b.Seq) })
-	return all[:min(limit, len(all))], nil
+	return all[:min(limit, len(all))]
+}
+
+// OutputPart implements tasks.Reader.
+func (s *Store) OutputPart(ctx context.Context, id tasks.ID, attempt int, stream string, fromSeq, limit int) ([]tasks.OutputChunk, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.chunksOf(id, attempt, stream, fromSeq, limit), nil
+}
+
+// OutputAt implements tasks.Reader.
+func (s *Store) OutputAt(ctx context.Context, id tasks.ID, attempt int, stream string, pos int64) (int, int64, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var start int64
+	for _, c := range s.chunksOf(id, attempt, stream, 0, math.MaxInt) {
+		if n := int64(len(c.Data)); start+n > pos {
+			return c.Seq, start, nil
+		}
+		start += int64(len(c.Data))
+	}
+	return math.MaxInt32, start, nil
+}
+
+// OutputFacts implements tasks.Reader.
+func (s *Store) OutputFacts(ctx context.Context, id tasks.ID) (tasks.OutputFacts, error) {
+	if err := ctx.Err(); err != nil {
+		return tasks.OutputFacts{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := tasks.OutputFacts{Attempt: s.newest(id)}
+	for _, stream := range []string{tasks.Stdout, tasks.Stderr} {
+		of := &f.Stdout
+		if stream == tasks.Stderr {
+			of = &f.Stderr
+		}
+		for _, c := range s.chunksOf(id, f.Attempt, stream, 0, math.MaxInt) {
+			if c.Offset > of.Bytes && len(f.Gaps) < tasks.MaxGaps {
+				f.Gaps = append(f.Gaps, tasks.OutputGap{Stream: stream, Offset: of.Bytes, Bytes: c.Offset - of.Bytes})
+			}
+			of.Bytes = c.Offset + int64(len(c.Data))
+			of.Stored += int64(len(c.Data))
+			f.LastSeq = max(f.LastSeq, c.Seq)
+		}
+	}
+	return f, nil
 }
 
 // Replay implements tasks.Reader.
