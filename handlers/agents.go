@@ -48,6 +48,7 @@ type ConnectionBody struct {
 	Failures    int          `json:"failures"`
 	NextTryAt   *time.Time   `json:"next_try_at"`
 	RTTMS       *float64     `json:"rtt_ms"`
+	ClockSkewMS *float64     `json:"clock_skew_ms"` // how far the agent's clock is before the controller's; null: not known
 	LastHeardAt *time.Time   `json:"last_heard_at"`
 } //	@name	Connection
 
@@ -111,6 +112,10 @@ func connectionBody(l *fleet.Live) ConnectionBody {
 	if l.RTT > 0 {
 		ms := milliseconds(l.RTT)
 		b.RTTMS = &ms
+	}
+	if l.ClockSkew != nil {
+		ms := milliseconds(*l.ClockSkew)
+		b.ClockSkewMS = &ms
 	}
 	return b
 }

@@ -170,7 +170,7 @@ func (e final) apply(l *loop) {
 			l.interrupted(a, f, ReasonAgentRestart, e.f.Ending.Detail)
 			return
 		}
-		l.endStarted(a, f, e.f.StartedAt, checked(e.f.Ending))
+		l.endStarted(a, f, checked(e.f.Ending))
 	}
 }
 

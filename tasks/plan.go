@@ -174,16 +174,13 @@ func (l *loop) endUnstarted(a *agent, priority int, ref Ref, later bool, e Endin
 }
 
 // endStarted lets a started task end in a coming turn.
-func (l *loop) endStarted(a *agent, f *flight, startedAt time.Time, e Ending) {
+func (l *loop) endStarted(a *agent, f *flight, e Ending) {
 	f.finishing = true
 	e.OutputBytes = max(e.OutputBytes, f.printed)
-	if startedAt.IsZero() {
-		startedAt = f.startedAt
-	}
 	l.ops = append(l.ops, &op{
 		kind: opFinish, a: a, f: f,
 		fin: &Finish{
-			Agent: a.num, Priority: f.q.Priority, Ref: f.ref(), Epoch: f.epoch, StartedAt: startedAt, Ending: e,
+			Agent: a.num, Priority: f.q.Priority, Ref: f.ref(), Epoch: f.epoch, StartedAt: f.startedAt, Ending: e,
 		},
 	})
 }

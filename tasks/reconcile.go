@@ -93,7 +93,7 @@ func (l *loop) reconcile(a *agent, s *Session) {
 			l.m.metrics.stale.Inc()
 			spoken[fin.Ref] = false // an answer under another epoch is none
 		default:
-			l.endStarted(a, f, fin.StartedAt, checked(fin.Ending))
+			l.endStarted(a, f, checked(fin.Ending))
 		}
 	}
 	for _, ref := range s.Interrupted {
@@ -143,7 +143,7 @@ func (l *loop) ghost(a *agent, ref Ref) {
 // neverRan puts a task back that the agent has never begun.
 func (l *loop) neverRan(a *agent, f *flight) {
 	if !f.cancelAsked.IsZero() {
-		l.endStarted(a, f, time.Time{}, Ending{
+		l.endStarted(a, f, Ending{
 			Outcome: Cancelled, Reason: ReasonCancelled, Detail: "Cancelled on its way; the agent has never begun it.",
 		})
 		return
@@ -163,16 +163,16 @@ func (l *loop) interrupted(a *agent, f *flight, reason, found string) {
 	}
 	switch {
 	case f.q.Delivery != kinds.DeliveryRepeatable:
-		l.endStarted(a, f, time.Time{}, Ending{
+		l.endStarted(a, f, Ending{
 			Outcome: Unknown, Reason: reason,
 			Detail: what + ", so that nobody can tell whether it took effect. It is not run again by itself." + found,
 		})
 	case !f.cancelAsked.IsZero():
-		l.endStarted(a, f, time.Time{}, Ending{
+		l.endStarted(a, f, Ending{
 			Outcome: Cancelled, Reason: ReasonCancelled, Detail: what + "; it was to be cancelled and is not run again." + found,
 		})
 	case f.q.Attempt >= MaxAttempts:
-		l.endStarted(a, f, time.Time{}, Ending{
+		l.endStarted(a, f, Ending{
 			Outcome: Failed, Reason: ReasonAttempts,
 			Detail: fmt.Sprintf("%s, for the last of %d attempts.", what, MaxAttempts) + found,
 		})

@@ -209,7 +209,7 @@ func (l *loop) deadline(a *agent, f *flight) {
 			a.removedAt = l.now
 		}
 		if l.now.Sub(a.removedAt) >= RemovedGrace {
-			l.endStarted(a, f, time.Time{}, removedInFlight())
+			l.endStarted(a, f, removedInFlight())
 		}
 	case !f.cancelAsked.IsZero() && !l.now.Before(lim.cancelEnd(f, a.session && !decided, a.changed)):
 		l.forceEnd(a, f, Ending{
@@ -235,7 +235,7 @@ func (l *loop) deadline(a *agent, f *flight) {
 // before anything else starts, and what it says later is kept beside.
 func (l *loop) forceEnd(a *agent, f *flight, e Ending) {
 	l.log.Warn("no word from the agent in time", "agent", a.info.ID, "task_id", f.q.ID, "reason", e.Reason)
-	l.endStarted(a, f, time.Time{}, e)
+	l.endStarted(a, f, e)
 	a.reconciled = false
 	num := a.num
 	l.out.after(func() {

@@ -198,6 +198,7 @@ func facts(v *fleet.View) (list []fact, disks []disk) {
 		add("Memory", binarySize(in.Memory.Total)+", "+binarySize(in.Memory.Used)+" in use")
 	}
 	add("Virtual", in.Virtual)
+	add("Clock", clockText(v.Live.ClockSkew))
 	for _, a := range in.Addresses[:min(len(in.Addresses), maxAddresses)] {
 		add("Address", a)
 	}
@@ -213,6 +214,20 @@ func facts(v *fleet.View) (list []fact, disks []disk) {
 		disks = append(disks, disk{Mount: clip(d.Mount, 60), Text: binarySize(d.Total-d.Used) + " of " + binarySize(d.Total) + " free", Used: used, State: state})
 	}
 	return list, disks
+}
+
+// clockText says how far an agent's clock is off; what a call alone may take is
+// none of it.
+func clockText(skew *time.Duration) string {
+	switch {
+	case skew == nil:
+		return ""
+	case *skew >= time.Second:
+		return age(*skew) + " before the controller’s"
+	case *skew <= -time.Second:
+		return age(-*skew) + " behind the controller’s"
+	}
+	return "as the controller’s"
 }
 
 // hops shows how far the way to an agent is good.

@@ -67,7 +67,8 @@ type Live struct {
 	NextTry   time.Time     // zero while connected
 	RTT       time.Duration // of the last ping, 0 = none yet
 	LastHeard time.Time
-	Kinds     []KindOffer // what the agent's policy allows
+	ClockSkew *time.Duration // how far its clock is before ours, nil = not known
+	Kinds     []KindOffer    // what the agent's policy allows
 }
 
 // KindOffer is a kind that an agent's policy allows.

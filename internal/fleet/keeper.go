@@ -102,7 +102,7 @@ func (f *Fleet) keep(ctx context.Context, m *member, lease tasks.Lease) {
 			if s == nil {
 				l.Failures++
 			} else {
-				l.LastHeard, l.RTT = time.Unix(0, s.heard.Load()), time.Duration(s.rtt.Load())
+				l.LastHeard, l.RTT, l.ClockSkew = time.Unix(0, s.heard.Load()), time.Duration(s.rtt.Load()), s.skew.Load()
 			}
 		})
 		if s == nil && failures == 1 {

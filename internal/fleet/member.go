@@ -74,7 +74,7 @@ func (m *member) view(now time.Time) View {
 	v.Live.Sentence = m.live.sentence(now)
 	if s != nil {
 		v.Live.RTT = time.Duration(s.rtt.Load())
-		v.Live.LastHeard = time.Unix(0, s.heard.Load())
+		v.Live.LastHeard, v.Live.ClockSkew = time.Unix(0, s.heard.Load()), s.skew.Load()
 	}
 	return v
 }

@@ -266,12 +266,14 @@ func (f *Fleet) PingHere(ctx context.Context, id uuid.UUID) (Pong, error) {
 	if err != nil {
 		return Pong{}, faultOf(err)
 	}
-	rtt := time.Since(began)
+	now := time.Now()
+	rtt := now.Sub(began)
 	if string(reply.GetNonce()) != string(nonce) || reply.GetAgentId() != id.String() {
 		return Pong{}, fault.New(fault.Unavailable, CodeAgentAnswer, "The agent's answer does not belong to the question.").
 			WithHint("Check what runs at the agent's address.")
 	}
 	s.sawRTT(rtt)
+	s.sawClock(reply.GetClockUnixNano(), now, rtt)
 	return Pong{RTT: rtt, Version: clean(reply.GetVersion(), maxName), Clock: timeOf(reply.GetClockUnixNano()), Running: refOf(reply.GetRunning())}, nil
 }
 

@@ -42,7 +42,8 @@ type session struct {
 	heard   atomic.Int64 // unix nanoseconds of the last message
 	asked   atomic.Int64 // of the last StatusRequest, 0 when it was answered
 	rtt     atomic.Int64 // nanoseconds, 0 = not known yet
-	strikes int          // the loop's
+	skew    atomic.Pointer[time.Duration]
+	strikes int // the loop's
 
 	box     box
 	writers sync.WaitGroup
@@ -133,6 +134,7 @@ func (s *session) accept(w *agentpb.Welcome) error {
 		s.f.Quarantine(s.m.num, why)
 		return &trouble{cause: CauseProtocol, sentence: why, address: s.address}
 	}
+	s.sawClock(w.GetClockUnixNano(), time.Now(), 0)
 	s.kinds = s.f.kinds.offers(w.GetKinds())
 	s.up = tasks.Session{Agent: s.m.num, LedgerID: ledger, Running: refOf(w.GetRunning())}
 	for _, p := range w.GetFinished() {
@@ -348,7 +350,9 @@ func (s *session) take(msg *agentpb.AgentMessage, now time.Time) error {
 		return s.judge(r.Ref, known)
 	case *agentpb.AgentMessage_Status:
 		if asked := s.asked.Swap(0); asked != 0 {
-			s.sawRTT(time.Duration(now.UnixNano() - asked))
+			rtt := time.Duration(now.UnixNano() - asked)
+			s.sawRTT(rtt)
+			s.sawClock(p.Status.GetClockUnixNano(), now, rtt)
 			return nil
 		}
 		return s.strike("it sends its status without being asked")
@@ -361,6 +365,16 @@ func (s *session) take(msg *agentpb.AgentMessage, now time.Time) error {
 func (s *session) sawRTT(d time.Duration) {
 	s.rtt.Store(max(int64(d), 1))
 	s.f.metrics.sawRTT(d)
+}
+
+// sawClock notes how far the agent's clock is before ours. It is shown and
+// nothing else: no decision compares the clocks of two machines.
+func (s *session) sawClock(unixNano int64, now time.Time, rtt time.Duration) {
+	if unixNano <= 0 {
+		return // it does not say
+	}
+	skew := time.Unix(0, unixNano).Sub(now.Add(-rtt / 2))
+	s.skew.Store(&skew)
 }
 
 // judge counts messages about tasks that this session never gave and its

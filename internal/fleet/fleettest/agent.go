@@ -38,7 +38,8 @@ type Agent struct {
 	Instance uuid.UUID
 	Identity *pki.Identity
 	Roots    *pki.Roots
-	TLS      *tls.Config // nil = pki.AgentServer
+	TLS      *tls.Config   // nil = pki.AgentServer
+	Skew     time.Duration // how far its clock is before the true one
 
 	// Welcome edits the greeting or refuses the session.
 	Welcome func(*agentpb.Hello, *agentpb.Welcome) error
@@ -141,7 +142,7 @@ func (a *Agent) Session(stream grpc.BidiStreamingServer[agentpb.ControllerMessag
 	}
 	w := &agentpb.Welcome{
 		Protocol: 1, AgentId: a.ID.String(), LedgerId: a.Ledger.String(), InstanceId: a.Instance.String(),
-		Version: "test", ClockUnixNano: time.Now().UnixNano(), Hostname: "host-" + a.Name, Os: "linux",
+		Version: "test", ClockUnixNano: time.Now().Add(a.Skew).UnixNano(), Hostname: "host-" + a.Name, Os: "linux",
 		Kinds: []*agentpb.KindInfo{{Name: "core.echo"}},
 	}
 	a.epochs.Lock()
@@ -187,7 +188,7 @@ func (a *Agent) ServeTasks(stream Stream) error {
 				err = Succeed(stream, m.Execute)
 			}
 		case *agentpb.ControllerMessage_StatusRequest:
-			err = stream.Send(&agentpb.AgentMessage{Msg: &agentpb.AgentMessage_Status{Status: &agentpb.Status{}}})
+			err = stream.Send(&agentpb.AgentMessage{Msg: &agentpb.AgentMessage_Status{Status: &agentpb.Status{ClockUnixNano: time.Now().Add(a.Skew).UnixNano()}}})
 		}
 		if err != nil {
 			return err
@@ -210,5 +211,5 @@ func Silence(stream Stream) error {
 
 // Ping implements agentpb.AgentServer.
 func (a *Agent) Ping(_ context.Context, m *agentpb.PingRequest) (*agentpb.PingReply, error) {
-	return &agentpb.PingReply{Nonce: m.GetNonce(), AgentId: a.ID.String(), Version: "test", ClockUnixNano: time.Now().UnixNano()}, nil
+	return &agentpb.PingReply{Nonce: m.GetNonce(), AgentId: a.ID.String(), Version: "test", ClockUnixNano: time.Now().Add(a.Skew).UnixNano()}, nil
 }
