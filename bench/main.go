@@ -47,6 +47,7 @@ func table() []benchmark {
 		{[]string{"all_agents_ready_s", "fanout_1000_s", "fanout_10000_s", "list_tasks_p95_ms", "list_agents_p95_ms"}, benchLargeFleet},
 		{[]string{"result_p50_at_10k_ms", "result_p99_at_10k_ms"}, benchPace},
 		{[]string{"p99_beside_dead_backlog"}, benchBacklog},
+		{[]string{"rss_over_plateau_mib", "agent_rss_over_plateau_mib"}, benchOutputs},
 		{[]string{"memory_per_agent_kib", "memory_per_agent_vs_raw_grpc"}, benchMemory},
 	}
 }
