@@ -15,9 +15,11 @@ import (
 	"time"
 )
 
-// totalTime is what all benchmarks may take, chaosTime all trials.
+// totalTime is what all benchmarks may take, partTime one of them, so that one
+// which hangs leaves time to the others; chaosTime is for all trials.
 const (
 	totalTime = 20 * time.Minute
+	partTime  = 6 * time.Minute
 	chaosTime = 4 * time.Hour
 )
 
@@ -216,9 +218,13 @@ func (b *bench) findPrograms(ctx context.Context, bin string) error {
 func (b *bench) runAll(ctx context.Context, chosen []benchmark) error {
 	b.describe()
 	var errs []error
+	start := time.Now()
 	for _, m := range chosen {
 		began := time.Now()
-		if err := m.run(ctx, b); err != nil {
+		part, cancel := context.WithTimeout(ctx, partTime)
+		err := m.run(part, b)
+		cancel()
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", m.figures[0], err))
 			b.note("%s FAILED: %v", m.figures[0], err)
 		}
@@ -227,6 +233,7 @@ func (b *bench) runAll(ctx context.Context, chosen []benchmark) error {
 			break
 		}
 	}
+	b.note("(all took %.0f s)", time.Since(start).Seconds())
 	return errors.Join(errs...)
 }
 
