@@ -25,8 +25,10 @@ const (
 	waitLoaders   = 6
 	// mostInBatch is the size of the largest batch.
 	mostInBatch = 250
-	// mostOpen is how many tasks may be open before the clients pause.
-	mostOpen = 20_000
+	// mostOpen is how many tasks may be open before the clients pause, and
+	// openAtEnd how many while the last faults are made.
+	mostOpen  = 20_000
+	openAtEnd = 1000
 	// submitTimeout bounds one try; the controller may be frozen.
 	submitTimeout = 8 * time.Second
 	// abandoned is the part of unknown outcomes that is never asked again, in
@@ -42,6 +44,7 @@ type load struct {
 
 	stop    context.CancelFunc
 	open    atomic.Int64 // tasks not completed, as of a moment ago
+	counted atomic.Int64 // tasks acknowledged until then
 	recent  chan int64   // tasks that waiters may wait for
 	streams []*streamWatch
 }
@@ -70,7 +73,9 @@ func (c *campaign) startLoad(ctx context.Context) (*load, error) {
 // count keeps an eye on the backlog, as an operator's monitoring does.
 func (l *load) count(ctx context.Context) {
 	for wait(ctx, time.Second) == nil {
+		done := l.c.book.acknowledged()
 		if n, _, err := l.c.openTasks(ctx); err == nil {
+			l.counted.Store(int64(done))
 			l.open.Store(int64(n))
 		}
 	}
@@ -100,10 +105,15 @@ func (l *load) leave() {
 // has for the faults so far, and not too many open ones.
 func (l *load) may() bool {
 	c := l.c
-	if l.open.Load() > int64(c.plan.open) {
+	done := c.book.acknowledged()
+	most := c.plan.open
+	if c.nearlyOver() {
+		most = min(most, openAtEnd)
+	}
+	// What was acknowledged since they were counted may be open too.
+	if int(l.open.Load())+done-int(l.counted.Load()) > most {
 		return false
 	}
-	done := c.book.acknowledged()
 	if c.plan.rate > 0 {
 		return float64(done) < c.plan.rate*time.Since(c.faults.began).Seconds()
 	}
@@ -249,8 +259,8 @@ func (s *sender) task() task {
 	return t
 }
 
-// nearlyOver says that no long tasks are to begin any more: the time until the
-// queue is empty is that of the product, not theirs.
+// nearlyOver says that no long tasks are to begin any more, and no backlog is to
+// grow: the time until the queue is empty is that of the product, not theirs.
 func (c *campaign) nearlyOver() bool {
 	return int(c.faults.kills.Load()) > c.plan.kills*9/10
 }
