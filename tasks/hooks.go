@@ -3,6 +3,7 @@ package tasks
 import (
 	"context"
 	"log/slog"
+	"runtime/debug"
 	"sync/atomic"
 )
 
@@ -41,6 +42,16 @@ func (h *hooks) tell(c Completed) {
 	}
 }
 
+// call keeps a hook that panics from taking the controller with it.
+func (h *hooks) call(ctx context.Context, f func(context.Context, Completed), c Completed) {
+	defer func() {
+		if p := recover(); p != nil {
+			h.log.Error("a completion hook panicked", "kind", c.Kind, "task_id", c.ID, "panic", p, "stack", string(debug.Stack()))
+		}
+	}()
+	f(ctx, c)
+}
+
 func (h *hooks) run(ctx context.Context) {
 	for {
 		select {
@@ -48,7 +59,7 @@ func (h *hooks) run(ctx context.Context) {
 			return
 		case c := <-h.backlog:
 			for _, f := range h.byKind[c.Kind] {
-				f(ctx, c)
+				h.call(ctx, f, c)
 			}
 		}
 	}

@@ -212,9 +212,11 @@ func (m *Manager) HandOver() {
 func (m *Manager) Hub() *Hub { return m.cfg.Hub }
 
 // OnCompleted registers a function that is called after the commit for every
-// task of the kind that completes here. Functions run one after another on a
-// goroutine of their own; when they fall too far behind, calls are dropped,
-// logged and counted. Call it before Run.
+// task of the kind that its agent had and that completes here. Functions run
+// one after another on a goroutine of their own, and one that panics harms
+// nobody. Calls are lost when the process ends before them, and dropped and
+// logged when they fall too far behind: whoever needs each one catches up from
+// the results. Call it before Run.
 func (m *Manager) OnCompleted(kind string, f func(ctx context.Context, c Completed)) {
 	m.hooks.add(kind, f)
 }

@@ -274,6 +274,27 @@ func TestHooksAreCalledAfterTheCommit(t *testing.T) {
 	})
 }
 
+// TestAPanickingHookHarmsNobody: the next hook of the task, and the hooks of
+// later tasks, are called all the same.
+func TestAPanickingHookHarmsNobody(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1)
+		r.stop()
+		r.make()
+		var told []tasks.ID
+		r.manager.OnCompleted(kinds.Echo, func(context.Context, tasks.Completed) { panic("a defect") })
+		r.manager.OnCompleted(kinds.Echo, func(_ context.Context, c tasks.Completed) { told = append(told, c.ID) })
+		r.start()
+		first, second := r.submit(0), r.submit(0)
+		r.isDone(first.ID)
+		r.isDone(second.ID)
+		r.stop()
+		if len(told) != 2 || told[0] != first.ID || told[1] != second.ID {
+			t.Errorf("the other hook was told of %v", told)
+		}
+	})
+}
+
 func TestStatsAndSeries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 2)

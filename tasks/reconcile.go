@@ -181,14 +181,17 @@ func (l *loop) interrupted(a *agent, f *flight, reason, found string) {
 	}
 }
 
+// maxBackoff bounds the pause between two attempts.
+const maxBackoff = 10 * time.Minute
+
 // backoff gives the pause after an interrupted attempt: 1, 5, 25, 125 s, each
 // up to 20 % shorter or longer, so that a fleet does not come back in step.
 func backoff(attempt int) time.Duration {
 	d := time.Second
 	for range attempt - 1 {
-		d *= 5
+		d = min(5*d, maxBackoff)
 	}
-	return d - d/5 + rand.N(2*d/5)
+	return min(d-d/5+rand.N(2*d/5), maxBackoff)
 }
 
 // recordEachLate keeps what can be kept when an answer among many cannot: an

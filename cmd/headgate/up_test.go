@@ -218,6 +218,29 @@ func TestUpServesStopsAndContinues(t *testing.T) {
 	if len(page.Items) != 3 {
 		t.Errorf("%d tasks after the restart, want 3", len(page.Items))
 	}
+	i.inventoryBecomesFacts()
+}
+
+// inventoryBecomesFacts asks the real agent for its inventory: the completion
+// hook makes it the agent's facts.
+func (i *instance) inventoryBecomesFacts() {
+	i.Helper()
+	got := i.submit("core.inventory", map[string]any{})
+	if outcome(got) != "succeeded" {
+		i.Fatalf("inventory: %s", outcome(got))
+	}
+	var agent struct {
+		Facts json.RawMessage `json:"facts"`
+	}
+	for end := time.Now().Add(readyWithin); time.Now().Before(end); {
+		if err := i.client().call(i.Context(), "GET", "/api/v1/agents/local", nil, &agent); err != nil {
+			i.Fatal(err)
+		}
+		if string(agent.Facts) == string(got.Result) {
+			return
+		}
+	}
+	i.Fatalf("the facts are %s, the inventory %s", agent.Facts, got.Result)
 }
 
 // pasteCommands runs the three printed commands as they stand, each in a shell

@@ -223,16 +223,6 @@ func (c *Controller) awaitMajority(ctx context.Context) error {
 	return barrier{peers: c.parts.db, id: c.state.owner, log: c.log}.wait(ctx)
 }
 
-// keepFacts stores what an agent said of its host.
-func (c *Controller) keepFacts(ctx context.Context, done tasks.Completed) {
-	if done.Ending.Outcome != tasks.Succeeded || len(done.Ending.Result) == 0 {
-		return
-	}
-	if err := c.parts.fleet.SetFacts(ctx, done.Agent, done.Ending.Result, done.CompletedAt); err != nil {
-		c.log.Warn("store the facts of an agent", "task_id", done.ID, "err", err)
-	}
-}
-
 // advertised is where other controllers reach this one.
 func (c *Controller) advertised() string {
 	if c.cfg.ControllerAdvertise != "" {
@@ -296,6 +286,7 @@ func (c *Controller) startParts(_ context.Context, sup *supervisor) error {
 	sup.run("heartbeat", c.heartbeat)
 	sup.run("upkeep", c.upkeep)
 	sup.run("retention", c.retention)
+	sup.run("facts", c.catchUpFacts)
 	sup.run("queue upkeep", c.tendQueue)
 	sup.run("database watch", c.watchDatabase)
 	sup.run("certificate", c.renewPort)

@@ -207,7 +207,8 @@ func (f *Fleet) storeOne(ctx context.Context, m *member) error {
 	return nil
 }
 
-// SetFacts keeps the result of core.inventory with its agent.
+// SetFacts keeps the result of core.inventory with its agent, unless it has
+// newer facts.
 func (f *Fleet) SetFacts(ctx context.Context, num tasks.AgentNum, facts json.RawMessage, at time.Time) error {
 	m := f.reg.num(num)
 	if m == nil {
@@ -215,6 +216,12 @@ func (f *Fleet) SetFacts(ctx context.Context, num tasks.AgentNum, facts json.Raw
 	}
 	m.op.Lock()
 	defer m.op.Unlock()
+	m.mu.Lock()
+	newer := !m.row.FactsAt.Before(at)
+	m.mu.Unlock()
+	if newer {
+		return nil
+	}
 	if err := f.cfg.Store.SetFacts(ctx, num, facts, at); err != nil {
 		return err
 	}

@@ -228,9 +228,9 @@ func (d *DB) SetSeen(ctx context.Context, num tasks.AgentNum, under tasks.Lease,
 	})
 }
 
-const sqlAgentFacts = `UPDATE agent SET facts = $2::json, facts_at = $3 WHERE num = $1`
+const sqlAgentFacts = `UPDATE agent SET facts = $2::json, facts_at = $3 WHERE num = $1 AND (facts_at IS NULL OR facts_at < $3)`
 
-// SetFacts implements fleet.Store.
+// SetFacts implements fleet.Store; older facts than those there are left out.
 func (d *DB) SetFacts(ctx context.Context, num tasks.AgentNum, facts json.RawMessage, at time.Time) error {
 	return d.write(ctx, "store an agent's inventory", func(tx *Tx) error {
 		_, err := tx.exec(sqlAgentFacts, int32(num), jsonOrNull(facts), at)
