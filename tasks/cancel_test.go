@@ -62,6 +62,7 @@ func TestCancelOfATaskWhoseAgentIsAway(t *testing.T) {
 	})
 }
 
+// Cases Q1, Q39.
 func TestEndsThatMeetAreWrittenOnce(t *testing.T) {
 	t.Run("over several turns", func(t *testing.T) { bubble(t, func(t *testing.T) { endsMeet(t, 2, false) }) })
 	t.Run("in one pass", func(t *testing.T) { bubble(t, func(t *testing.T) { endsMeet(t, 1000, true) }) })

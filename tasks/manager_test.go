@@ -35,6 +35,7 @@ func TestTaskIsStartedAtOnceAndCompleted(t *testing.T) {
 	})
 }
 
+// Cases Q14.
 func TestTasksOfOneAgentGoOneAfterAnother(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 2)
@@ -84,6 +85,7 @@ func TestPriorityGoesFirst(t *testing.T) {
 	})
 }
 
+// Cases P10.
 func TestSweepAloneMakesProgress(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 3)

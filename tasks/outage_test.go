@@ -13,6 +13,7 @@ import (
 	"headgate/tasks/tasktest"
 )
 
+// Cases Q30.
 func TestUnknownCommitsAreSettledFirst(t *testing.T) {
 	for name, f := range map[string]tasktest.Fault{"written": tasktest.UnknownDone, "not written": tasktest.UnknownUndone, "broken": tasktest.Broken} {
 		t.Run(name, func(t *testing.T) {
@@ -94,7 +95,7 @@ func TestDatabaseOutage(t *testing.T) {
 	})
 }
 
-// Cases Q31, R28.
+// Cases Q31, Q33, R14, R28.
 func TestFencedOwnerWritesNothingMore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 2)
@@ -165,6 +166,7 @@ func TestCleanStopGivesShardsBack(t *testing.T) {
 	})
 }
 
+// Cases Q32, Q33.
 func TestDiskAndMemoryThatPartAreBroughtTogether(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 1)

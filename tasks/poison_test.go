@@ -12,6 +12,7 @@ import (
 	"headgate/tasks/tasktest"
 )
 
+// Cases Q25.
 func TestStrangeAnswersAreStoredSafely(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 1)
@@ -39,7 +40,7 @@ func TestStrangeAnswersAreStoredSafely(t *testing.T) {
 	})
 }
 
-// Cases Q31.
+// Cases Q4, Q14, Q31.
 func TestPoisonIsIsolated(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 20)

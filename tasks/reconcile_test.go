@@ -13,6 +13,8 @@ import (
 )
 
 // Cases Q18.
+//
+// Cases R7.
 func TestReconcileByWhatTheAgentSays(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		once := func(s *tasks.Submission) { s.Delivery = kinds.DeliveryOnce }
@@ -90,6 +92,7 @@ func TestNeverSeenGoesBackToItsPlace(t *testing.T) {
 	})
 }
 
+// Cases R4.
 func TestInterruptedRepeatableEndsAfterItsAttempts(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 1)

@@ -257,6 +257,8 @@ func TestFirstToAskForTheEndIsKept(t *testing.T) {
 
 // TestMarkSurvivesARestart ends a task under another owner than the one who
 // was asked to cancel it.
+//
+// Cases Q5.
 func TestMarkSurvivesARestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newRig(t, 1)
