@@ -77,7 +77,7 @@ func (r taskRow) task() (tasks.Task, error) {
 	}
 	t.State = tasks.StateCompleted
 	var err error
-	t.Ending, err = r.endingRow.ending(r.ID)
+	t.Ending, err = r.ending(r.ID)
 	return t, err
 }
 
