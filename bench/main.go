@@ -82,7 +82,7 @@ func run(args []string, out io.Writer) error {
 	chaos := flags.String("chaos", "", "instead of benchmarks run these trials, comma separated, or all; promises that are broken fail the run")
 	list := flags.Bool("list", false, "list the figures and stop")
 	flags.IntVar(&b.rounds, "rounds", 3, "alternating rounds; the median counts")
-	flags.DurationVar(&b.window, "window", 10*time.Second, "steady load in one round")
+	flags.DurationVar(&b.window, "window", 8*time.Second, "steady load in one round")
 	flags.BoolVar(&b.keep, "keep", false, "leave the data folders for a look")
 	flags.StringVar(&b.profiles, "profiles", "", "write CPU profiles of the controller into this folder (it is built anew for that)")
 	flags.IntVar(&b.sizes.kills, "kills", 500, "kills and freezes of a campaign, at least")

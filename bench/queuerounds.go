@@ -30,7 +30,7 @@ const (
 	insertWindow  = 4 * time.Second
 	// heldFor is how long an old snapshot is held for, in windows, and
 	// besideHeld the time before and after in which none is.
-	heldFor    = 6
+	heldFor    = 8
 	besideHeld = 2
 )
 
