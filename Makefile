@@ -27,6 +27,7 @@ test-only: ## all tests, without installing or checking
 	go test ./... -timeout 15m
 
 test-kills: build ## kills of real processes, at the points that matter and at any moment; about two minutes; SEED=
+	go test -tags faultpoints ./internal/fault
 	cd bench && go run . -bin ../bin -chaos quick-points,quick-campaign $(if $(SEED),-seed $(SEED))
 
 check: ## generated files current, lint, import rules, OpenAPI lint, known holes
