@@ -115,6 +115,9 @@ func (l *loop) hear(f *flight) {
 	}
 }
 
+// leastChunk is what a chunk counts for at least, so that rows are bounded too.
+const leastChunk = 128
+
 func (e output) apply(l *loop) {
 	a := l.sessionOf(e.agent)
 	if a == nil {
@@ -131,6 +134,13 @@ func (e output) apply(l *loop) {
 		return
 	}
 	l.hear(f)
+	if f.kept += max(len(e.c.Data), leastChunk); f.kept > l.m.cfg.Limits.TaskOutput {
+		// The agent bounds it far below. It is acknowledged, so that the task comes
+		// to its end; what is missing shows.
+		l.m.metrics.excess.Add(float64(len(e.c.Data)))
+		l.out.acks = append(l.out.acks, ack{a.num, e.c.Ref, e.c.Seq})
+		return
+	}
 	if f.chunks++; f.chunks > maxChunks {
 		f.chunks--
 		num := a.num

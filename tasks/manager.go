@@ -18,6 +18,8 @@ const (
 	DefaultTotalDepth  = 1_000_000        // tasks that wait in all: what the lists are measured with
 	DefaultTurnItems   = 1_000            // of each sort in one turn: larger turns are no faster, but make others wait
 	DefaultTurnBytes   = 4 << 20          // of payload in one turn: about 20 ms of writing
+	DefaultTurnOutput  = 1 << 20          // of output among it, so that those who print do not make others wait
+	DefaultTaskOutput  = 128 << 20        // kept of one attempt's output: twice what an agent keeps, so only a liar meets it
 	DefaultInboxItems  = 100_000          // submissions under way: ten of the largest batches
 	DefaultInboxBytes  = 64 << 20         // of submissions under way: bounds memory under a flood
 	DefaultSubmitWait  = 10 * time.Second // until a submitter is told that the answer is unknown
@@ -39,6 +41,8 @@ type Limits struct {
 	TotalDepth  int
 	TurnItems   int
 	TurnBytes   int
+	TurnOutput  int
+	TaskOutput  int
 	InboxItems  int
 	InboxBytes  int
 	SubmitWait  time.Duration
@@ -69,6 +73,8 @@ func (l Limits) withDefaults() Limits {
 	or(&l.TotalDepth, DefaultTotalDepth)
 	or(&l.TurnItems, DefaultTurnItems)
 	or(&l.TurnBytes, DefaultTurnBytes)
+	or(&l.TurnOutput, DefaultTurnOutput)
+	or(&l.TaskOutput, DefaultTaskOutput)
 	or(&l.InboxItems, DefaultInboxItems)
 	or(&l.InboxBytes, DefaultInboxBytes)
 	orTime(&l.SubmitWait, DefaultSubmitWait)

@@ -3,8 +3,10 @@ package tasks_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -253,6 +255,87 @@ func TestOutputIsOnDiskBeforeItIsAcknowledged(t *testing.T) {
 		}
 		_, err := r.service.Output(t.Context(), id, "stdin")
 		wantFault(t, err, "invalid_stream")
+		r.check()
+	})
+}
+
+// Cases P47.
+func TestAnAgentThatIgnoresTheLimitOfOutputFillsNoDisk(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 1, func(c *tasks.Config) { c.Limits.TaskOutput = 1000 })
+		r.script(0, func(tasks.Assignment) tasktest.Answer {
+			var out []tasks.OutputChunk
+			for seq := range 6 {
+				out = append(out, tasks.OutputChunk{Seq: seq, Stream: "stdout", Offset: int64(300 * seq), Data: make([]byte, 300)})
+			}
+			return tasktest.Answer{Output: out}
+		})
+		id := r.submit(0).ID
+		r.isDone(id)
+		if got := len(r.output(id, "")); got != 900 {
+			t.Errorf("%d bytes are kept, want 900", got)
+		}
+		if got := r.runner.Acks(); !slices.Contains(got, 5) {
+			t.Errorf("acknowledged %v: the agent waits", got)
+		}
+		r.check()
+	})
+}
+
+// orderedStore fails when output is stored after the end of its task.
+type orderedStore struct {
+	tasks.Store
+	t     *testing.T
+	mu    sync.Mutex
+	ended map[tasks.ID]bool
+}
+
+// Turn implements tasks.Queue.
+func (s *orderedStore) Turn(ctx context.Context, t *tasks.Turn) (*tasks.TurnResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range t.Output {
+		if s.ended[o.ID] {
+			s.t.Errorf("chunk %d of task %s comes after its end", o.Seq, o.ID)
+		}
+	}
+	for _, f := range t.Finishes {
+		s.ended[f.ID] = true
+	}
+	return s.Store.Turn(ctx, t)
+}
+
+// Output that waits for a later turn holds up the end of its own task alone, and
+// comes before it.
+//
+// Cases P5, P48.
+func TestThoseWhoPrintMuchDoNotHoldUpOthers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const agents = 20
+		r := newRig(t, agents, func(c *tasks.Config) {
+			c.Limits.TurnOutput = 10
+			c.Store = &orderedStore{Store: c.Store, t: t, ended: map[tasks.ID]bool{}}
+		})
+		want := make([]string, agents)
+		ids := make([]tasks.ID, agents)
+		for i := range agents {
+			var out []tasks.OutputChunk
+			for seq := range 6 {
+				text := fmt.Sprintf("%d.%d ", i, seq)
+				out = append(out, tasks.OutputChunk{Seq: seq, Stream: "stdout", Offset: int64(len(want[i])), Data: []byte(text)})
+				want[i] += text
+			}
+			r.script(i, func(tasks.Assignment) tasktest.Answer { return tasktest.Answer{Output: out} })
+		}
+		for i := range agents {
+			ids[i] = r.submit(i).ID
+		}
+		for i, id := range ids {
+			r.isDone(id)
+			if got := r.output(id, ""); got != want[i] {
+				t.Errorf("agent %d: kept is %q, printed was %q", i, got, want[i])
+			}
+		}
 		r.check()
 	})
 }

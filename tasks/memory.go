@@ -64,8 +64,10 @@ type flight struct {
 	haunts      bool // the agent still runs it: a ghost once its end is on disk
 	leaving     uint64
 	touched     uint64
-	chunks      int   // of output on their way to disk
-	printed     int64 // bytes, when only they are known of its end
+	deferred    uint64 // number of the turn that left output of it to the next
+	kept        int    // cost of its output so far
+	chunks      int    // of output on their way to disk
+	printed     int64  // bytes, when only they are known of its end
 }
 
 func (f *flight) ref() Ref { return Ref{ID: f.q.ID, Attempt: f.q.Attempt} }

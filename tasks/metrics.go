@@ -21,6 +21,7 @@ type metrics struct {
 	poison        prometheus.Counter
 	late          prometheus.Counter
 	stale         prometheus.Counter
+	excess        prometheus.Counter
 	refused       prometheus.Counter
 	requeued      prometheus.Counter
 	refills       prometheus.Counter
@@ -55,6 +56,7 @@ func newMetrics(reg prometheus.Registerer, m *Manager) *metrics {
 		unknown:       counter("commits_unknown_total", "Commits whose outcome had to be read back."),
 		poison:        counter("refused_data_total", "Items whose data the database refused."),
 		late:          counter("late_total", "Answers that came after completion."),
+		excess:        counter("excess_output_bytes_total", "Bytes of output beyond what is kept of one task; an agent that respects its own limit sends none."),
 		stale:         counter("stale_words_total", "Words of agents about tasks that are not in flight there."),
 		refused:       counter("refused_by_agent_total", "Tasks that an agent would not start."),
 		requeued:      counter("requeued_total", "Started tasks that went back to new."),

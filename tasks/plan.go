@@ -211,14 +211,22 @@ func (l *loop) build() *plan {
 // buildOps takes what has arrived, in order, until one limit is reached.
 func (l *loop) buildOps(p *plan) {
 	var count [opInsert + 1]int
-	size := 0
-	for _, o := range l.ops {
+	size, printed := 0, 0
+	for i, o := range l.ops {
+		if o.f != nil && o.f.deferred == p.no && o.kind != opCancel {
+			continue // behind output of its own that waits for the next turn
+		}
+		if o.kind == opOutput && printed > 0 && printed+len(o.out.Data) > l.m.cfg.Limits.TurnOutput {
+			o.f.deferred = p.no
+			continue
+		}
 		if count[o.kind]++; count[o.kind] > l.m.cfg.Limits.TurnItems {
 			break
 		}
 		switch o.kind {
 		case opOutput:
 			size += len(o.out.Data)
+			printed += len(o.out.Data)
 		case opFinish:
 			size += len(o.fin.Ending.Result) + len(o.fin.Ending.ResultBytes) + len(o.fin.Ending.Detail)
 		}
@@ -237,7 +245,7 @@ func (l *loop) buildOps(p *plan) {
 			l.touch(o.a)
 		}
 		p.ops = append(p.ops, o)
-		p.took++
+		p.took = i + 1
 	}
 	// Parts go to disk in the order of their kinds; within one kind the order
 	// of arrival stays.
