@@ -8,7 +8,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LDFLAGS := -X main.version=$(VERSION)
 TOOLS := $(CURDIR)/.tools
 
-.PHONY: help run demo test check generate lint build bench chaos soak sim clean prepare test-only test-kills race vuln openapi-lint vendor-web
+.PHONY: help run demo test check generate lint build bench chaos soak sim bugs clean prepare test-only test-kills race vuln openapi-lint vendor-web
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,6 +54,9 @@ soak: build ## 200 agents, 100 tasks a second and a fault a minute; what grows f
 
 sim: ## the queue in simulated time, with everything that can fail; SEED=n replays one, COUNT=n tries as many
 	go test ./tasks -run 'TestSimulation$$' -count=1 -v -timeout 0 -args -sim.seed=$(or $(SEED),0) -sim.count=$(or $(COUNT),0)
+
+bugs: ## build every deliberately broken variant (internal/testkit/bugs) and show that it is caught; ONLY=bug_x,...
+	go test ./internal/testkit/bugs -run TestBugs -count=1 -v -timeout 0 -args -bugs=$(or $(ONLY),all)
 
 race: ## all tests under the race detector (slow)
 	go test -race ./... -timeout 40m

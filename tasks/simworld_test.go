@@ -260,8 +260,12 @@ func (w *world) quick() {
 		if w.removed && i == simAgents-1 {
 			continue
 		}
+		before := len(w.sent)
 		for _, n := range w.nodes { // the owner takes it, the others refuse
 			w.submit(n, echo(i), simCall{agent: a.Num, priority: tasks.DefaultPriority}, false)
+		}
+		if len(w.sent) == before {
+			w.fail("without wake-ups nobody has stored a task for the idle agent %s", a.Name)
 		}
 		w.pass(2 * time.Second)
 		w.none(a, tasks.StateNew)
