@@ -14,10 +14,13 @@ import (
 // Ids are taken from the store beforehand, so that a commit with an unknown
 // outcome can be asked after.
 type idSource struct {
+	filling sync.Mutex // held while the store is asked, by one loop
+
 	mu    sync.Mutex
 	next  ID
 	end   ID
 	taken time.Time
+	drops int // how often drop was called
 }
 
 // give hands out the next id; false when none is left.
@@ -31,26 +34,44 @@ func (s *idSource) give() (ID, bool) {
 	return s.next - 1, true
 }
 
-// drop lets go of what is left, because somebody may have used higher ids.
+// drop lets go of what is left, because somebody may have used higher ids. A
+// block that is being taken was begun before and goes too.
 func (s *idSource) drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.next = s.end
+	s.next, s.drops = s.end, s.drops+1
 }
 
-// fill makes sure that there are ids, unless a call of take fails. The lock is
-// held meanwhile: a loop that finds none has nothing better to do than wait.
-func (s *idSource) fill(ctx context.Context, take func(context.Context) (ID, error)) error {
+// good says that there are ids that may still be used.
+func (s *idSource) good() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.next != s.end && time.Since(s.taken) <= IDLife {
-		return nil
+	return s.next != s.end && time.Since(s.taken) <= IDLife
+}
+
+// fill takes ids from the store when there are none, and says whether it did.
+// Without ids and an error another loop is taking some just now, and nobody
+// waits for it: a loop has more to do than to take in submissions.
+func (s *idSource) fill(ctx context.Context, take func(context.Context) (ID, error)) (took bool, err error) {
+	if s.good() || !s.filling.TryLock() {
+		return false, nil
 	}
+	defer s.filling.Unlock()
+	if s.good() {
+		return false, nil
+	}
+	s.mu.Lock()
+	drops := s.drops
+	s.mu.Unlock()
 	asked := time.Now()
 	first, err := take(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
-	s.next, s.end, s.taken = first, first+IDBlock, asked
-	return nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drops == drops {
+		s.next, s.end, s.taken = first, first+IDBlock, asked
+	}
+	return true, nil
 }

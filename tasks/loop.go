@@ -47,6 +47,7 @@ type loop struct {
 	turnNo   uint64
 	nextTick time.Time
 	again    bool // the sweep found full pages
+	idless   bool // submissions wait for ids that another loop takes
 	inDoubt  bool // stopped while a commit was unknown
 	out      effects
 	backoff  time.Duration
@@ -187,7 +188,7 @@ func (l *loop) pass(ctx context.Context) bool {
 		l.dropWithdrawn()
 	}
 	l.failed(ctx, err)
-	return trusted && (l.again || len(l.dirty) > 0 || len(l.ops) > 0 || len(l.subs) > 0 || len(l.removing) > 0)
+	return trusted && (l.again || len(l.dirty) > 0 || len(l.ops) > 0 || len(l.subs) > 0 && !l.idless || len(l.removing) > 0)
 }
 
 // dropWithdrawn lets go of submissions whose submitters have left, so that

@@ -2,8 +2,11 @@ package tasks_test
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"headgate/tasks"
+	"headgate/tasks/tasktest"
 )
 
 // Lists show the newest task first by its id, so that ids must rise whatever
@@ -38,6 +41,58 @@ func TestTotalDepthIsThatOfAllWriteLoops(t *testing.T) {
 		}
 		_, err := r.service.Submit(t.Context(), echo(0), "user:test", tasks.Idempotency{})
 		wantFault(t, err, "queue_full")
+		r.check()
+	})
+}
+
+// While one loop waits for ids, no other one waits with it: nothing new can be
+// taken in, but what its agents have goes on.
+func TestALoopWithoutIDsGoesOnWithTheRest(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 2, func(c *tasks.Config) { c.Loops = 2 })
+		for i := range 2 {
+			r.script(i, func(tasks.Assignment) tasktest.Answer { return tasktest.Answer{After: 10 * time.Millisecond} })
+		}
+		batch := make([]tasks.Submission, tasks.IDBlock) // all ids of a block
+		for i := range batch {
+			batch[i] = echo(i % 2)
+		}
+		all, err := r.service.SubmitBatch(t.Context(), batch, "user:test", tasks.Idempotency{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		release := r.faults.HoldIDs()
+		late := make(chan *tasks.Task, 2)
+		for i := range 2 {
+			go func() {
+				task, err := r.service.Submit(t.Context(), echo(i), "user:test", tasks.Idempotency{})
+				if err != nil {
+					t.Error(err)
+				}
+				late <- task
+			}()
+		}
+		r.pass(7 * time.Second) // less than what a submission waits
+		done := 0
+		for i := range all {
+			if r.get(all[i].ID).State == tasks.StateCompleted {
+				done++
+			}
+		}
+		if done < len(all)/2 {
+			t.Errorf("%d of %d tasks were completed while one of two loops waited for ids, want those of the other one", done, len(all))
+		}
+		if len(late) > 0 {
+			t.Error("a task was taken in without an id")
+		}
+		release()
+		synctest.Wait()
+		for range 2 {
+			r.pass(10 * time.Second) // what the other loop has left comes first
+			if task := <-late; task != nil {
+				r.isDone(task.ID)
+			}
+		}
 		r.check()
 	})
 }

@@ -94,13 +94,8 @@ type plan struct {
 // fill takes ids and reads the order of agents that need it, so that build
 // needs no store. It runs between turns: nothing changes under it.
 func (l *loop) fill(ctx context.Context) error {
-	if len(l.subs) > 0 {
-		c, cancel := l.storeContext(ctx)
-		err := l.m.ids.fill(c, l.m.cfg.Store.TakeIDs)
-		cancel()
-		if err != nil {
-			return err
-		}
+	if err := l.fillIDs(ctx); err != nil {
+		return err
 	}
 	if err := l.fillRemoved(ctx); err != nil {
 		return err
@@ -115,6 +110,28 @@ func (l *loop) fill(ctx context.Context) error {
 		}
 	}
 	return l.refill(ctx, want)
+}
+
+// fillIDs makes sure that there are ids for submissions, or that the loop is
+// woken up when there are.
+func (l *loop) fillIDs(ctx context.Context) error {
+	l.idless = false
+	if len(l.subs) == 0 {
+		return nil
+	}
+	c, cancel := l.storeContext(ctx)
+	defer cancel()
+	took, err := l.m.ids.fill(c, l.m.cfg.Store.TakeIDs)
+	if err != nil {
+		return err
+	}
+	if took {
+		for _, other := range l.m.loops {
+			other.wake()
+		}
+	}
+	l.idless = !l.m.ids.good()
+	return nil
 }
 
 // refill reads the next tasks of agents behind what is in memory.

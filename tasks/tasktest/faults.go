@@ -36,6 +36,7 @@ type Faults struct {
 	settles int  // Settle fails as often
 	turns   int
 	frozen  chan struct{} // closed when it thaws; nil = not frozen
+	ids     chan struct{} // closed when ids may be taken again; nil = they may
 	watch   func(t *tasks.Turn, r *tasks.TurnResult, err error)
 }
 
@@ -94,6 +95,20 @@ func (f *Faults) Thaw() {
 	if f.frozen != nil {
 		close(f.frozen)
 		f.frozen = nil
+	}
+}
+
+// HoldIDs stops every call of TakeIDs until the function that it gives is called.
+func (f *Faults) HoldIDs() (release func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	held := make(chan struct{})
+	f.ids = held
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.ids = nil
+		close(held)
 	}
 }
 
@@ -212,9 +227,13 @@ func (f *Faults) Settle(ctx context.Context, t *tasks.Turn, r *tasks.TurnResult)
 
 // TakeIDs implements tasks.Queue.
 func (f *Faults) TakeIDs(ctx context.Context) (tasks.ID, error) {
-	// It does not stand still while frozen: its caller holds a mutex, and
-	// synctest lets no time pass while another goroutine waits for one.
-	if err := f.failing(); err != nil {
+	f.mu.Lock()
+	held := f.ids
+	f.mu.Unlock()
+	if held != nil {
+		<-held
+	}
+	if err := f.broken(); err != nil {
 		return 0, err
 	}
 	return f.Store.TakeIDs(ctx)
