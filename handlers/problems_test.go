@@ -45,6 +45,8 @@ func badInputs() []badInput {
 		submitCase("deep args", `{"agent":"alpha","kind":"core.echo","args":{"a":`+deep+`}}`, 422, "invalid_field", "nested deeper", "/args"),
 		submitCase("NUL in agent", `{"agent":"al\u0000pha","kind":"core.echo"}`, 422, "invalid_field", "NUL", "/agent"),
 		submitCase("NUL in kind", `{"agent":"alpha","kind":"core\u0000"}`, 422, "invalid_field", "NUL", "/kind"),
+		submitCase("NUL in an argument of a program", `{"agent":"alpha","kind":"cmd.run","args":{"program":"x","args":{"a":"b\u0000c"}}}`, 422, "invalid_args", "NUL", "/args/args/a"),
+		submitCase("NUL as a byte", "{\"agent\":\"alpha\",\"kind\":\"core.echo\",\"args\":{\"a\":\"b\x00c\"}}", 400, "malformed_json", "", ""),
 		submitCase("not UTF-8", "{\"agent\":\"al\xff\",\"kind\":\"core.echo\"}", 400, "malformed_json", "not UTF-8", "/agent"),
 		submitCase("not JSON", "{\"agent\":\"alpha\",\n  kind:1}", 400, "malformed_json", "line 2, column 3", ""),
 		submitCase("half", `{"agent":"alpha"`, 400, "malformed_json", "ends in the middle", ""),
@@ -117,11 +119,13 @@ func badCalls() []badInput {
 		{name: "token id", method: "DELETE", path: "/api/v1/tokens/abc", role: auth.Admin, status: 404, code: "unknown_token"},
 		{name: "stale revision", method: "PATCH", path: "/api/v1/agents/alpha", body: `{"paused":true}`, header: map[string]string{"If-Match": `"r99"`}, role: auth.Admin, status: 412, code: "revision_changed"},
 		{name: "bad revision", method: "PATCH", path: "/api/v1/agents/alpha", body: `{"paused":true}`, header: map[string]string{"If-Match": `xyz`}, role: auth.Admin, status: 412, code: "revision_changed"},
+		{name: "NUL in a label", method: "PATCH", path: "/api/v1/agents/alpha", body: `{"labels":{"a":"b\u0000c"}}`, role: auth.Admin, status: 422, code: "invalid_field", says: "NUL", pointer: "/labels"},
 		{name: "pair without a token", method: "POST", path: "/api/v1/agents/pair", body: `{"address":"127.0.0.1:1"}`, role: auth.Admin, status: 422, code: "invalid_field", pointer: "/token"},
 		{name: "ping of an agent that is away", method: "POST", path: "/api/v1/agents/alpha/ping", role: auth.Operator, status: 503, code: "agent_elsewhere"},
 	}
 }
 
+// Cases P46.
 func TestBadInputGetsAClearProblem(t *testing.T) {
 	t.Parallel()
 	rig := newRig(t)

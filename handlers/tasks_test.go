@@ -96,16 +96,35 @@ func TestPreferWaitIsAWish(t *testing.T) {
 	}
 }
 
+// A wait that is shorter than the task says so: a status that is no success, the
+// state, and where to ask again; asking again in the same way gets the end.
+//
+// Cases P44.
 func TestAWaitThatEndsIsNoError(t *testing.T) {
 	t.Parallel()
 	rig := newRig(t)
 	release := rig.agents.hold()
 	defer release()
-	res := rig.do(t, "POST", "/api/v1/tasks?wait=50ms", `{"agent":"alpha","kind":"core.echo"}`, auth.Operator, nil)
-	open := decode[task](t, res, http.StatusAccepted)
-	same := decode[task](t, rig.do(t, "GET", "/api/v1/tasks/"+open.ID+"?wait=50ms", "", auth.Viewer, nil), http.StatusOK)
-	if same.State == "completed" {
-		t.Errorf("%+v", same)
+	open := func(task task) bool { return task.State != "completed" && task.State != "" && task.Outcome == nil && (task.Result == nil || string(task.Result) == "null") }
+	var id string
+	for _, wait := range []string{"50ms", "1s", "1500ms"} {
+		began := time.Now()
+		res := rig.do(t, "POST", "/api/v1/tasks?wait="+wait, `{"agent":"alpha","kind":"core.echo","args":{"n":1}}`, auth.Operator, map[string]string{"Idempotency-Key": "waited-for"})
+		got := decode[task](t, res, http.StatusAccepted)
+		if !open(got) || id != "" && got.ID != id || res.Header.Get("Location") != "/api/v1/tasks/"+got.ID {
+			t.Errorf("after %s: %+v, %v", wait, got, res.Header)
+		}
+		id = got.ID
+		if same := decode[task](t, rig.do(t, "GET", res.Header.Get("Location")+"?wait="+wait, "", auth.Viewer, nil), http.StatusOK); same.ID != id || !open(same) {
+			t.Errorf("after %s: read %+v", wait, same)
+		}
+		if least, err := time.ParseDuration(wait); err != nil || time.Since(began) < 2*least {
+			t.Errorf("two waits of %s took %s", wait, time.Since(began))
+		}
+	}
+	release()
+	if end := await(t, rig, id); end.Outcome == nil || *end.Outcome != "succeeded" || string(end.Result) != `{"n":1}` {
+		t.Errorf("ended as %+v", end)
 	}
 }
 
