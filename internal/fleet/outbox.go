@@ -28,6 +28,11 @@ const (
 	recentTasks = 8
 	// messageOverhead is a generous estimate of a message's fixed part.
 	messageOverhead = 160
+	// maxUnheeded is how many bytes an agent may say while the queue says
+	// nothing to it. An honest one waits after four chunks of output and a
+	// result; whatever comes meanwhile is kept in memory, without end when the
+	// database is away.
+	maxUnheeded = 8 << 20
 )
 
 // box holds what is to be sent to one agent. Posting never waits. At most one
@@ -58,6 +63,8 @@ type box struct {
 	early  map[tasks.ID]struct{} // named in its Welcome
 	recent [recentTasks]tasks.ID // given on this session
 	next   int
+
+	unheeded int // bytes that the agent has said since the queue said something to it
 }
 
 // item is an assignment, or the cancelling of one.
@@ -79,11 +86,23 @@ func (b *box) acknowledge(ref tasks.Ref, seq int) {
 	b.ackRef, b.ackSeq, b.ack = ref, seq, true
 }
 
+// heard is what is to be thought of a message.
+type heard struct {
+	known   bool // the agent may know of its task
+	tooMuch bool // it says more than the queue keeps up with
+}
+
 // hear notes that the agent talks about a task, and so has read what was sent
-// up to its assignment. It says whether the agent may know of the task.
-func (b *box) hear(ref tasks.Ref) bool {
+// up to its assignment. size is what the queue keeps of the message, in bytes.
+func (b *box) hear(ref tasks.Ref, size int) heard {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.unheeded += size
+	return heard{known: b.knows(ref), tooMuch: b.unheeded > maxUnheeded}
+}
+
+// knows says whether the agent may know of a task. The box is locked.
+func (b *box) knows(ref tasks.Ref) bool {
 	if ref == b.lastRef {
 		b.proven = max(b.proven, b.lastAt)
 		return true
@@ -138,6 +157,7 @@ func (s *session) post(put func(*box)) {
 		return
 	}
 	put(b)
+	b.unheeded = 0
 	if len(b.items) > maxQueued || len(b.forget) > maxForget {
 		b.mu.Unlock()
 		s.cancel(&trouble{cause: CauseSilent, address: s.address, sentence: "the agent at " + s.address + " does not read what it is sent"})

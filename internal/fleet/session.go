@@ -323,31 +323,31 @@ func (s *session) take(msg *agentpb.AgentMessage, now time.Time) error {
 	switch p := msg.GetMsg().(type) {
 	case *agentpb.AgentMessage_Accepted:
 		ref := tasks.Ref{ID: tasks.ID(p.Accepted.GetTaskId()), Attempt: int(p.Accepted.GetAttempt())}
-		known := s.box.hear(ref)
+		heard := s.box.hear(ref, messageOverhead)
 		t.Accepted(num, ref)
-		return s.judge(ref, known)
+		return s.judge(ref, heard)
 	case *agentpb.AgentMessage_Output:
 		c, ok := outputOf(p.Output, now)
 		if !ok {
 			return s.broken("a piece of output has no stream, a negative place or too many bytes")
 		}
-		known := s.box.hear(c.Ref)
+		heard := s.box.hear(c.Ref, messageOverhead+len(c.Data))
 		t.Output(num, c)
-		return s.judge(c.Ref, known)
+		return s.judge(c.Ref, heard)
 	case *agentpb.AgentMessage_Heartbeat:
 		ref := tasks.Ref{ID: tasks.ID(p.Heartbeat.GetTaskId()), Attempt: int(p.Heartbeat.GetAttempt())}
-		return s.judge(ref, s.box.hear(ref))
+		return s.judge(ref, s.box.hear(ref, 0)) // the queue is not told
 	case *agentpb.AgentMessage_Final:
 		fault.Point("after_result_received")
 		final := finalOf(p.Final)
-		known := s.box.hear(final.Ref)
+		heard := s.box.hear(final.Ref, messageOverhead+len(final.Ending.Result)+len(final.Ending.ResultBytes)+len(final.Ending.Detail))
 		t.Final(num, final)
-		return s.judge(final.Ref, known)
+		return s.judge(final.Ref, heard)
 	case *agentpb.AgentMessage_Refused:
 		r := refusalOf(p.Refused)
-		known := s.box.hear(r.Ref)
+		heard := s.box.hear(r.Ref, messageOverhead+len(r.Detail))
 		t.Refused(num, r)
-		return s.judge(r.Ref, known)
+		return s.judge(r.Ref, heard)
 	case *agentpb.AgentMessage_Status:
 		if asked := s.asked.Swap(0); asked != 0 {
 			rtt := time.Duration(now.UnixNano() - asked)
@@ -378,9 +378,12 @@ func (s *session) sawClock(unixNano int64, now time.Time, rtt time.Duration) {
 }
 
 // judge counts messages about tasks that this session never gave and its
-// Welcome did not name.
-func (s *session) judge(ref tasks.Ref, known bool) error {
-	if known {
+// Welcome did not name, and bounds what an agent says while nobody answers it.
+func (s *session) judge(ref tasks.Ref, h heard) error {
+	switch {
+	case h.tooMuch:
+		return s.broken("it says more than was acknowledged")
+	case h.known:
 		return nil
 	}
 	return s.strike(fmt.Sprintf("it talks about task %s, which it was not given", ref.ID))

@@ -211,6 +211,58 @@ func TestLiarsHurtOnlyThemselves(t *testing.T) {
 	}
 }
 
+// What an agent says is kept in memory until the queue comes to it, which may
+// take as long as the database is away. Who goes on without waiting for an
+// answer is bounded; who waits may say as much as it likes.
+func TestAnAgentThatWaitsForNoAcknowledgementIsEnded(t *testing.T) {
+	t.Parallel()
+	const most = 8 << 20
+	chunk := make([]byte, 64<<10)
+	printing := func(chunks int) func(*fleettest.Agent) {
+		return func(a *fleettest.Agent) {
+			a.Answer = func(s fleettest.Stream, e *agentpb.Execute) error {
+				for i := range chunks {
+					out := &agentpb.Output{
+						TaskId: e.GetTaskId(), Attempt: e.GetAttempt(), Seq: int32(i), Stream: agentpb.Stream_STREAM_STDOUT, Data: chunk,
+					}
+					if err := s.Send(&agentpb.AgentMessage{Msg: &agentpb.AgentMessage_Output{Output: out}}); err != nil {
+						return err
+					}
+				}
+				return fleettest.Succeed(s, e)
+			}
+		}
+	}
+	h := newHarness(t, quick(), nil)
+	_, honest := h.agent("honest", printing(2*most/len(chunk)))
+	_, liar := h.agent("liar", printing(100*most/len(chunk)))
+	var kept atomic.Int64
+	h.queue.On = func(c fleettest.Call) {
+		switch {
+		case c.Method != "output":
+		case c.Agent == honest.Num:
+			h.AckOutput(c.Agent, c.Ref, c.Output.Seq)
+		default:
+			kept.Add(int64(len(c.Output.Data)))
+		}
+	}
+	h.run()
+	h.up(honest.Num, 1)
+	h.up(liar.Num, 1)
+	h.give(liar.Num, 1, "1")
+	h.give(honest.Num, 2, "1")
+	h.final(honest.Num, 1)
+	if why := h.down(liar.Num, 1).Why; !strings.Contains(why, "more than was acknowledged") {
+		t.Errorf("the session of the liar ended because %q", why)
+	}
+	if n := kept.Load(); n > most+int64(len(chunk)) {
+		t.Errorf("%d bytes of the liar were passed on, want about %d", n, most)
+	}
+	if n := len(h.queue.Calls(fleettest.Is("down", honest.Num))); n != 0 {
+		t.Error("the session of the honest agent ended")
+	}
+}
+
 func TestOddAnswersArePassedOnForTheQueueToJudge(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, quick(), nil)
