@@ -105,23 +105,43 @@ func (l *loop) searchOlder(ctx context.Context, subs []*submission) error {
 }
 
 // spareKnown lets a submission replace nothing when its key is known: it will
-// not be stored, and what it would replace may be the very task of the key.
+// not be stored, and what it would replace may be the very task of the key. Each
+// key is asked for once: all tasks of a batch share one.
 func (l *loop) spareKnown(ctx context.Context) error {
+	stored := map[planKey]map[int]bool{}
 	for _, s := range l.subs[:min(len(l.subs), l.m.cfg.Limits.TurnItems)] {
 		if s.ins.Key == nil || len(s.older) == 0 {
 			continue
 		}
-		c, cancel := l.storeContext(ctx)
-		known, err := l.m.cfg.Store.Replay(c, *s.ins.Key)
-		cancel()
-		if err != nil {
-			return err
+		k := planKey{principal: s.ins.Key.Principal, route: s.ins.Key.Route, key: s.ins.Key.Key}
+		if stored[k] == nil {
+			places, err := l.storedUnder(ctx, *s.ins.Key)
+			if err != nil {
+				return err
+			}
+			stored[k] = places
 		}
-		if slices.ContainsFunc(known, func(r DedupRow) bool { return r.Index == s.ins.KeyIndex }) {
+		if stored[k][s.ins.KeyIndex] {
 			s.older = nil
 		}
 	}
 	return nil
+}
+
+// storedUnder gives the places in its request of the tasks that are stored under
+// a key.
+func (l *loop) storedUnder(ctx context.Context, key Idempotency) (map[int]bool, error) {
+	ctx, cancel := l.storeContext(ctx)
+	defer cancel()
+	known, err := l.m.cfg.Store.Replay(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	places := make(map[int]bool, len(known))
+	for _, r := range known {
+		places[r.Index] = true
+	}
+	return places, nil
 }
 
 // replace lets the older tasks end in the turn that stores the newer one. What

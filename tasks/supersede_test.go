@@ -1,9 +1,11 @@
 package tasks_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -308,6 +310,52 @@ func TestReplayReplacesNothing(t *testing.T) {
 		r.isNew(a)
 		r.idle()
 		r.isDone(a)
+		r.check()
+	})
+}
+
+// replays counts how often a key is looked for.
+type replays struct {
+	tasks.Store
+
+	n *atomic.Int64
+}
+
+func (s replays) Replay(ctx context.Context, key tasks.Idempotency) ([]tasks.DedupRow, error) {
+	s.n.Add(1)
+	return s.Store.Replay(ctx, key)
+}
+
+// TestABatchLooksForItsKeyOnce: all that comes behind a batch would wait if its
+// key were looked for again for each task that replaces one.
+func TestABatchLooksForItsKeyOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const agents = 50
+		var looks atomic.Int64
+		r := newRig(t, agents, func(c *tasks.Config) { c.Store = replays{c.Store, &looks} })
+		r.runner.AutoConnect(false)
+		batch := make([]tasks.Submission, agents)
+		for i := range batch {
+			r.runner.Disconnect(r.agents[i].Num, "it is away")
+			batch[i] = echo(i)
+			inventory(&batch[i])
+		}
+		synctest.Wait()
+		var last []tasks.Task
+		for _, key := range []string{"yesterday", "today"} {
+			looks.Store(0)
+			got, err := r.service.SubmitBatch(t.Context(), batch, "user:test", tasks.Idempotency{Principal: "token:a", Route: "POST /tasks/batch", Key: key})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range last {
+				r.isReplaced(last[i].ID, got[i].ID)
+			}
+			last = got
+		}
+		if n := looks.Load(); n > 5 {
+			t.Errorf("the key was looked for %d times, for %d tasks", n, agents)
+		}
 		r.check()
 	})
 }
