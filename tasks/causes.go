@@ -84,9 +84,9 @@ func (s *situation) busy(w *Waiting, t *Task, now time.Time) {
 	if !f.cancelAsked.IsZero() {
 		w.Sentence += ", which is being cancelled"
 	}
-	end := f.since.Add(f.q.Timeout + s.limits.ForcedGrace)
+	end := s.limits.forcedEnd(f, f.since.Add(f.q.Timeout))
 	if !f.cancelAsked.IsZero() {
-		end = earlier(end, f.cancelAsked.Add(s.limits.ForcedGrace))
+		end = earlier(end, s.limits.cancelEnd(f, s.session, s.changed))
 	}
 	w.NextStep = fmt.Sprintf("It starts by itself in its turn; the slot is free again within %s at the latest.", span(end.Sub(now)))
 }
@@ -118,7 +118,7 @@ func (s *situation) started(t *Task, now time.Time) *Waiting {
 		w.Cause, w.Since = CauseUnreachable, s.changed
 		w.Sentence = fmt.Sprintf("The connection was lost %s ago%s.", span(now.Sub(s.changed)), why(first(s.info.Why, s.downWhy)))
 		w.NextStep = fmt.Sprintf("Headgate asks the agent what became of it first; it is not sent again blindly. Without a word its outcome becomes unknown at %s.",
-			clock(t.StartedAt.Add(t.Timeout+s.limits.ForcedGrace), now))
+			clock(s.limits.forcedEnd(f, t.StartedAt.Add(t.Timeout)), now))
 	case f.accepted.IsZero():
 		w.Cause = CauseStarting
 		w.Sentence = fmt.Sprintf("It was handed to the agent %s ago, which has not yet said that it has begun.", age)
@@ -126,7 +126,7 @@ func (s *situation) started(t *Task, now time.Time) *Waiting {
 	case left < 0:
 		w.Sentence = fmt.Sprintf("The agent has had it for %s, %s longer than its timeout.", age, span(-left))
 		w.NextStep = fmt.Sprintf("The agent has been asked to end it; without a word its outcome becomes unknown at %s.",
-			clock(t.StartedAt.Add(t.Timeout+s.limits.ForcedGrace), now))
+			clock(s.limits.forcedEnd(f, t.StartedAt.Add(t.Timeout)), now))
 	default:
 		w.Sentence = fmt.Sprintf("The agent has had it for %s and spoke %s ago.", age, span(now.Sub(f.heard)))
 		w.NextStep = fmt.Sprintf("It ends by %s at the latest; then the agent ends it and says so.", clock(t.StartedAt.Add(t.Timeout), now))

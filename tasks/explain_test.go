@@ -48,6 +48,13 @@ var causeCases = map[string]causeCase{
 			inSlot(s, f, t)
 		},
 	},
+	"busy with one that was taken over": {
+		cause: CauseBusy, says: "for 1 h; position 2.", next: "within 57 s",
+		change: func(s *situation, f *flight, t *Task) {
+			f.since, f.loaded = causeTime.Add(-time.Hour), causeTime.Add(-3*time.Second)
+			inSlot(s, f, t)
+		},
+	},
 	"busy with one that is completed": {
 		cause: CauseBusy, says: "still runs 4182907, which is completed here, for 41 s", next: "asked to end it",
 		change: func(s *situation, f *flight, t *Task) { f.ghost = true; inSlot(s, f, t) },
@@ -119,6 +126,13 @@ var causeCases = map[string]causeCase{
 		cause: CauseUnreachable, says: "The connection was lost 2 min 14 s ago: no answer", next: "unknown at 15:39:19 UTC", started: true,
 		change: func(s *situation, _ *flight, _ *Task) {
 			s.session, s.changed, s.downWhy = false, causeTime.Add(-134*time.Second), "no answer"
+		},
+	},
+	"taken over while it was away": {
+		cause: CauseUnreachable, says: "The connection was lost 1 h ago", next: "unknown at 15:34:57 UTC", started: true,
+		change: func(s *situation, f *flight, t *Task) {
+			s.session, t.Timeout = false, time.Second
+			f.loaded = causeTime.Add(-3 * time.Second)
 		},
 	},
 	"quarantined with it": {

@@ -218,7 +218,7 @@ func (l *loop) deadline(a *agent, f *flight) {
 				first(f.markedBy, "Somebody")),
 		})
 	case decided:
-	case over > lim.ForcedGrace && (f.loaded.IsZero() || l.now.Sub(f.loaded) > lim.ForcedGrace):
+	case l.now.After(lim.forcedEnd(f, f.since.Add(f.q.Timeout))):
 		l.forceEnd(a, f, Ending{
 			Outcome: Unknown, Reason: ReasonNoWord,
 			Detail: fmt.Sprintf("The agent gave no word for %s after the timeout of %s, also when it was asked to end the task.",
@@ -241,6 +241,12 @@ func (l *loop) forceEnd(a *agent, f *flight, e Ending) {
 	l.out.after(func() {
 		l.m.cfg.Runner.Reconnect(num, "it gave no word about a task that is over its time")
 	})
+}
+
+// forcedEnd gives the moment at which a task ends without a word of its agent:
+// after its timeout, but a controller that has just taken it over asks first.
+func (lim *Limits) forcedEnd(f *flight, timeout time.Time) time.Time {
+	return later(timeout, f.loaded).Add(lim.ForcedGrace)
 }
 
 // cancelEnd gives the moment at which a cancelled task ends without a word of
