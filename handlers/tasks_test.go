@@ -105,7 +105,9 @@ func TestAWaitThatEndsIsNoError(t *testing.T) {
 	rig := newRig(t)
 	release := rig.agents.hold()
 	defer release()
-	open := func(task task) bool { return task.State != "completed" && task.State != "" && task.Outcome == nil && (task.Result == nil || string(task.Result) == "null") }
+	open := func(task task) bool {
+		return task.State != "completed" && task.State != "" && task.Outcome == nil && (task.Result == nil || string(task.Result) == "null")
+	}
 	var id string
 	for _, wait := range []string{"50ms", "1s", "1500ms"} {
 		began := time.Now()

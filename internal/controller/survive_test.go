@@ -19,20 +19,23 @@ import (
 // newAgent runs a real agent that was given a token, and gives its address.
 func newAgent(t *testing.T, token string) string {
 	t.Helper()
+	return newAgentWith(t, token, agent.Config{Name: "box"})
+}
+
+// newAgentWith is newAgent for an agent with settings of its own.
+func newAgentWith(t *testing.T, token string, config agent.Config) string {
+	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "token")
 	if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	listening := make(chan string, 1)
+	config.Listen, config.DataDir, config.EnrolTokenFile = "127.0.0.1:0", filepath.Join(dir, "data"), file
+	config.OnListen = func(a net.Addr) { listening <- a.String() }
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() {
-		ended <- agent.Run(ctx, agent.Config{
-			Listen: "127.0.0.1:0", DataDir: filepath.Join(dir, "data"), Name: "box", EnrolTokenFile: file,
-			OnListen: func(a net.Addr) { listening <- a.String() },
-		})
-	}()
+	go func() { ended <- agent.Run(ctx, config) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
