@@ -23,11 +23,11 @@ type idSource struct {
 	drops int // how often drop was called
 }
 
-// give hands out the next id; false when none is left.
+// give hands out the next id; false when none is left that may still be used.
 func (s *idSource) give() (ID, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.next == s.end {
+	if !s.fresh() {
 		return 0, false
 	}
 	s.next++
@@ -46,8 +46,11 @@ func (s *idSource) drop() {
 func (s *idSource) good() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.next != s.end && time.Since(s.taken) <= IDLife
+	return s.fresh()
 }
+
+// fresh is good for those who hold mu.
+func (s *idSource) fresh() bool { return s.next != s.end && time.Since(s.taken) <= IDLife }
 
 // fill takes ids from the store when there are none, and says whether it did.
 // Without ids and an error another loop is taking some just now, and nobody

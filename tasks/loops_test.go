@@ -96,3 +96,34 @@ func TestALoopWithoutIDsGoesOnWithTheRest(t *testing.T) {
 		r.check()
 	})
 }
+
+// Ids that have become too old are given by no loop, also while another one
+// takes new ones: the room for them may be gone.
+func TestOldIDsAreNotGivenWhileNewOnesAreTaken(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 2, func(c *tasks.Config) { c.Loops = 2 })
+		first := r.submit(0).ID
+		r.pass(tasks.IDLife + time.Second)
+		release := r.faults.HoldIDs()
+		ids := make(chan tasks.ID, 2)
+		for i := range 2 {
+			go func() {
+				task, err := r.service.Submit(t.Context(), echo(i), "user:test", tasks.Idempotency{})
+				if err != nil {
+					t.Error(err)
+					ids <- 0
+					return
+				}
+				ids <- task.ID
+			}()
+		}
+		r.pass(time.Second)
+		release()
+		for range 2 {
+			if id := <-ids; id < first+tasks.IDBlock {
+				t.Errorf("a task has the id %d, of the old block that begins with %d", id, first)
+			}
+		}
+		r.check()
+	})
+}
