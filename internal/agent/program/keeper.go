@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 	"uuid"
@@ -45,6 +46,7 @@ type Keeper struct {
 	base   string // where they are made, "" when they cannot be
 	why    string // why they cannot
 	adopts bool
+	umask  sync.Mutex // held while that of the whole process is a program's
 }
 
 // NewKeeper finds out what this machine offers.
@@ -105,16 +107,20 @@ func (k *Keeper) plant(c *Command) (*tree, error) {
 	return t, nil
 }
 
-// started notes the program's process, which is not yet reaped.
+// started notes the program's process, which is not yet reaped. Its number is
+// kept though nothing else of it can be read, as without a free descriptor:
+// number 0 would mean our own group, and that of the kernel.
 func (t *tree) started(pid int, label string) error {
 	if t.dir != nil {
 		t.dir.Close()
 		t.dir = nil
 	}
-	var err error
-	if t.main, err = readProcess(pid); err != nil {
+	main, err := readProcess(pid)
+	if err != nil {
+		t.main.PID = pid
 		return err
 	}
+	t.main = main
 	return t.note(label)
 }
 

@@ -254,13 +254,7 @@ func peak() int64 {
 // start starts the program from the calling goroutine's own thread.
 func start(c *Command, t *tree, out *outputs) (*os.Process, error) {
 	defer out.closeWriters()
-	// The child inherits the umask of this thread, once that is not the one of
-	// the whole process any more. The thread keeps its copy, which looks the
-	// same afterwards.
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return nil, err
-	}
-	defer unix.Umask(unix.Umask(c.Umask))
+	defer t.k.withUmask(c.Umask)()
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, Credential: c.As.credential}
 	if t.dir != nil {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(t.dir.Fd())
@@ -274,6 +268,26 @@ func start(c *Command, t *tree, out *outputs) (*os.Process, error) {
 	return os.StartProcess(c.Path, append([]string{c.Path}, c.Args...), &os.ProcAttr{
 		Dir: c.Dir, Env: env, Files: []*os.File{null, out.w[0], out.w[1]}, Sys: sys,
 	})
+}
+
+// withUmask lets the next child of the calling thread have the umask, until the
+// given function is called. The child inherits that of the thread, once it is
+// not the one of the whole process any more. The thread keeps its copy, which
+// looks the same afterwards. Where a thread may have none of its own, as in many
+// containers, all threads have the child's for that moment: what they make
+// meanwhile has modes that do not depend on it, if the child's leaves the owner
+// his rights.
+func (k *Keeper) withUmask(mask int) (restore func()) {
+	if unix.Unshare(unix.CLONE_FS) == nil {
+		old := unix.Umask(mask)
+		return func() { unix.Umask(old) }
+	}
+	k.umask.Lock()
+	old := unix.Umask(mask)
+	return func() {
+		unix.Umask(old)
+		k.umask.Unlock()
+	}
 }
 
 // watch closes its channel when the program has ended. It leaves the program
