@@ -110,6 +110,9 @@ func oneRange(r *http.Request) bool {
 	}
 	from, err1 := strconv.ParseInt(first, 10, 64)
 	to, err2 := strconv.ParseInt(last, 10, 64)
+	if first == "" && err2 == nil && to == 0 {
+		return false // the last no bytes: no range can say that
+	}
 	return (first == "" || err1 == nil && from >= 0) && (last == "" || err2 == nil && to >= 0) && (first == "" || last == "" || from <= to)
 }
 

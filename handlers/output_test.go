@@ -133,7 +133,7 @@ func TestEveryRangeOfAnOutputIsServed(t *testing.T) {
 			t.Fatalf("from %d: %d %q, %s", from, res.StatusCode, got, res.Header.Get("Content-Range"))
 		}
 	}
-	for _, odd := range []string{"bytes=0-1,4-5", "lines=0-1", "bytes=5-2", "bytes=-", "bytes=x-1"} {
+	for _, odd := range []string{"bytes=0-1,4-5", "lines=0-1", "bytes=5-2", "bytes=-", "bytes=x-1", "bytes=-0"} {
 		if res := rig.do(t, "GET", p.path(), "", auth.Viewer, map[string]string{"Range": odd}); res.StatusCode != http.StatusOK || readBody(t, res) != all {
 			t.Errorf("%s: %d", odd, res.StatusCode)
 		}
