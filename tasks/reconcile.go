@@ -59,6 +59,16 @@ func (l *loop) otherLedger(a *agent) {
 	l.out.after(func() { l.m.cfg.Runner.Quarantine(num, why) })
 }
 
+// olderLedger stops an agent that was put back to an older copy of its record:
+// it does not know a task that it had begun.
+func (l *loop) olderLedger(a *agent, f *flight) {
+	l.interrupted(a, f, ReasonLedgerChanged, "")
+	a.foreign = true
+	l.log.Warn("agent has an older ledger", "agent", a.info.ID, "task_id", f.q.ID)
+	num, why := a.num, fmt.Sprintf("Its ledger does not know task %s, which it had begun, as after restoring a snapshot.", f.q.ID)
+	l.out.after(func() { l.m.cfg.Runner.Quarantine(num, why) })
+}
+
 // approve goes on after an operator's decision: what the agent had in hand
 // counts as interrupted, and a new session says what it has now.
 func (l *loop) approve(a *agent) {
@@ -140,8 +150,13 @@ func (l *loop) ghost(a *agent, ref Ref) {
 	l.cancelAt(a, f, "the task is not in flight any more")
 }
 
-// neverRan puts a task back that the agent has never begun.
+// neverRan puts a task back that the agent has never begun. That cannot be when
+// it has told us of it: a task of delivery once is on the agent's disk before.
 func (l *loop) neverRan(a *agent, f *flight) {
+	if f.q.Delivery != kinds.DeliveryRepeatable && !f.accepted.IsZero() {
+		l.olderLedger(a, f)
+		return
+	}
 	if !f.cancelAsked.IsZero() {
 		l.endStarted(a, f, Ending{
 			Outcome: Cancelled, Reason: ReasonCancelled, Detail: "Cancelled on its way; the agent has never begun it.",

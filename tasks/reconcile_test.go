@@ -153,6 +153,43 @@ func TestOtherLedgerWaitsForTheOperator(t *testing.T) {
 	})
 }
 
+// TestAnOlderCopyOfALedgerIsNoticed when it does not know what the agent itself
+// had begun: a task of delivery once is not run again, and an operator decides
+// about the agent. A repeatable one was not synced, and a power cut may take it.
+func TestAnOlderCopyOfALedgerIsNoticed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t, 2)
+		r.script(0, silent)
+		r.script(1, silent)
+		once := r.submit(0, func(s *tasks.Submission) { s.Delivery = kinds.DeliveryOnce }).ID
+		next := r.submit(0).ID
+		repeatable := r.submit(1).ID
+		synctest.Wait()
+		r.script(0, nil2())
+		r.script(1, nil2())
+		for i, id := range []tasks.ID{once, repeatable} {
+			num := r.agents[i].Num
+			r.runner.Restart(num)
+			r.runner.PutBack(num, id)
+			r.runner.Connect(num)
+		}
+		r.pass(2 * time.Second)
+		r.is(once, tasks.StateCompleted, 1, tasks.Unknown, tasks.ReasonLedgerChanged)
+		r.isDone(repeatable)
+		r.isNew(next)
+		if w := r.get(next).Waiting; w.Cause != tasks.CauseQuarantined {
+			t.Errorf("waits because of %+v", w)
+		}
+		r.runner.Approve(r.agents[0].Num)
+		r.pass(2 * time.Second)
+		r.isDone(next)
+		if starts := r.runner.Starts(r.agents[0].Num); slices.ContainsFunc(starts[1:], func(ref tasks.Ref) bool { return ref.ID == once }) {
+			t.Errorf("the task of delivery once was started again: %v", starts)
+		}
+		r.check()
+	})
+}
+
 // A change of an agent that was on its way when the agent came back with
 // another ledger (a new name, say) is no operator's approval.
 func TestARenameIsNoApproval(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -220,8 +221,9 @@ func (a *service) welcome() *agentpb.Welcome {
 			w.Running = c.ref
 		}
 	}
+	// The newest first: of what does not fit, nobody waits any more.
 	room := welcomeBytes
-	for _, e := range s.ledger.Live() {
+	for _, e := range slices.Backward(s.ledger.Live()) {
 		ref := &agentpb.TaskRef{TaskId: e.TaskID, Attempt: e.Attempt}
 		switch {
 		case s.call != nil && s.call.entry == e:
@@ -238,6 +240,8 @@ func (a *service) welcome() *agentpb.Welcome {
 			w.Finished = append(w.Finished, final)
 		}
 	}
+	slices.Reverse(w.Interrupted) // in the order of acceptance
+	slices.Reverse(w.Finished)
 	return w
 }
 

@@ -388,6 +388,15 @@ func (r *ScriptedRunner) LoseLedger(agent tasks.AgentNum) {
 	a.ledger, a.broken, a.blessed, a.info.LedgerID = map[tasks.ID]*entry{}, true, false, uuid.NewV4()
 }
 
+// PutBack lets an agent that is away have an older copy of its ledger, which
+// does not know a task that was interrupted.
+func (r *ScriptedRunner) PutBack(agent tasks.AgentNum, id tasks.ID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.trace("agent %d has a ledger without %d", agent, id)
+	r.agents[agent].forget(id)
+}
+
 // Approve is the operator's decision about a quarantined agent; it does
 // nothing to another one.
 func (r *ScriptedRunner) Approve(agent tasks.AgentNum) {
