@@ -78,12 +78,15 @@ func (i *item) size() int64 {
 	return int64(messageOverhead + len(i.assignment.Args) + len(i.reason) + 10*len(i.assignment.Forget))
 }
 
+// put adds an assignment or a cancel of the queue's.
+func (b *box) put(i item) { b.items, b.unheeded = append(b.items, i), 0 }
+
 // acknowledge keeps the newest acknowledgement only: it covers older ones.
 func (b *box) acknowledge(ref tasks.Ref, seq int) {
 	if b.ack && b.ackRef == ref {
 		seq = max(seq, b.ackSeq)
 	}
-	b.ackRef, b.ackSeq, b.ack = ref, seq, true
+	b.ackRef, b.ackSeq, b.ack, b.unheeded = ref, seq, true, 0
 }
 
 // heard is what is to be thought of a message.
@@ -157,7 +160,6 @@ func (s *session) post(put func(*box)) {
 		return
 	}
 	put(b)
-	b.unheeded = 0
 	if len(b.items) > maxQueued || len(b.forget) > maxForget {
 		b.mu.Unlock()
 		s.cancel(&trouble{cause: CauseSilent, address: s.address, sentence: "the agent at " + s.address + " does not read what it is sent"})

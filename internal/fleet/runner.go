@@ -133,13 +133,13 @@ func (f *Fleet) Execute(a tasks.Assignment) {
 		return // the next SessionUp settles it
 	}
 	s.settle()
-	s.post(func(b *box) { b.items = append(b.items, item{assignment: a}) })
+	s.post(func(b *box) { b.put(item{assignment: a}) })
 }
 
 // Cancel implements tasks.Runner.
 func (f *Fleet) Cancel(agent tasks.AgentNum, ref tasks.Ref, reason string) {
 	f.post(agent, func(b *box) {
-		b.items = append(b.items, item{cancel: true, assignment: tasks.Assignment{Queued: tasks.Queued{ID: ref.ID, Attempt: ref.Attempt}}, reason: clean(reason, maxSentence)})
+		b.put(item{cancel: true, assignment: tasks.Assignment{Queued: tasks.Queued{ID: ref.ID, Attempt: ref.Attempt}}, reason: clean(reason, maxSentence)})
 	})
 }
 
@@ -149,6 +149,7 @@ func (f *Fleet) Forget(agent tasks.AgentNum, ids ...tasks.ID) {
 		for _, id := range ids {
 			b.forget = append(b.forget, int64(id))
 		}
+		b.unheeded = 0
 	})
 }
 
