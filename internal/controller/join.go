@@ -63,8 +63,12 @@ func worthAnotherTry(err error) bool {
 }
 
 // away says whether an error is of a database that is away for now. While a
-// controller joins, nothing else is worth another try.
-func away(err error) bool { return fault.KindOf(err) == fault.Unavailable }
+// controller joins, nothing else is worth another try: a key that must be
+// copied by hand does not come by waiting, and whoever starts the controller is to see
+// what is missing.
+func away(err error) bool {
+	return fault.KindOf(err) == fault.Unavailable && fault.CodeOf(err) != pki.CodeCAKeyMissing
+}
 
 // sentence gives what a user may read of an error. The hint of what is
 // unavailable is left out: it tells callers to try again, which the controller

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	"headgate/internal/fault"
 	"headgate/internal/fleet"
 	"headgate/internal/kinds"
+	"headgate/internal/pki"
 	"headgate/internal/testkit"
 	"headgate/tasks"
 )
@@ -71,6 +73,28 @@ func withKeys(t *testing.T, from string) string {
 		}
 	}
 	return to
+}
+
+// An operator who forgot to copy the key sees so at once; waiting would not
+// bring it.
+func TestASecondControllerWithoutTheKeyEndsAndNamesIt(t *testing.T) {
+	t.Parallel()
+	dsn := testkit.NewDatabase(t)
+	one := start(t, dsn, t.TempDir())
+	one.await("the opening of the public port", one.c.Opened())
+	cfg := DefaultConfig()
+	cfg.Data, cfg.DatabaseURL = t.TempDir(), dsn
+	cfg.PublicAddr, cfg.ControllerAddr = "127.0.0.1:0", "127.0.0.1:0"
+	two, err := New(cfg, Options{Version: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err = two.Run(ctx)
+	if f, ok := errors.AsType[*fault.Error](err); !ok || f.Code != pki.CodeCAKeyMissing || !strings.Contains(f.Hint, "keys/ca-") {
+		t.Errorf("ended with %v, want %s and the file to copy", err, pki.CodeCAKeyMissing)
+	}
 }
 
 func (c *couple) held(s *started) map[tasks.Shard]bool {

@@ -91,6 +91,10 @@ func checkFleetName(fleet string) error {
 	return nil
 }
 
+// CodeCAKeyMissing is the code of the fault of an authority whose private key is
+// not in the folder.
+const CodeCAKeyMissing = "ca_key_missing"
+
 // LoadAuthority joins the certificate of an authority with its key from the
 // folder. When the key is not there, the fault names the file to copy.
 func LoadAuthority(dir *Dir, certPEM []byte) (*Authority, error) {
@@ -105,7 +109,7 @@ func LoadAuthority(dir *Dir, certPEM []byte) (*Authority, error) {
 	file := keyFile(cert)
 	data, err := dir.ReadKey(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fault.Wrap(err, fault.Unavailable, "ca_key_missing",
+		return nil, fault.Wrap(err, fault.Unavailable, CodeCAKeyMissing,
 			"The fleet has a CA whose private key is not on this controller: the file "+dir.file(file)+" is missing.").
 			WithHint("Copy " + file + " from the data folder of a controller that is already running to the same place here, with mode 0600.")
 	}
