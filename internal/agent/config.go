@@ -56,6 +56,7 @@ type Limits struct {
 	AcceptDelay     time.Duration
 	HelloTimeout    time.Duration
 	OutputSpool     int64 // bytes of one task's output that are kept
+	LeastFree       int64 // bytes of disk without which no task is accepted
 	TermGrace       time.Duration
 	FinishGrace     time.Duration
 	StopGrace       time.Duration
@@ -78,6 +79,10 @@ const (
 	// reaches the controller at most: enough for any log that a person reads,
 	// small enough for the smallest machines. One task's output is kept at a time.
 	DefaultOutputSpool = 64 << 20
+	// leastFree is for the ledger's records of a task's start and end and for
+	// the note of its program. Of a task that is accepted without it one of them
+	// fails, and that ends the task where it should have waited.
+	leastFree = 64 << 10
 	// repliesWaiting bounds answers not yet sent; the reader then waits, which
 	// the controller feels.
 	repliesWaiting = 64
@@ -127,6 +132,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.AcceptDelay, acceptDelay)
 	set(&l.HelloTimeout, helloTimeout)
 	set(&l.OutputSpool, DefaultOutputSpool)
+	set(&l.LeastFree, leastFree)
 	set(&l.TermGrace, program.DefaultGrace)
 	set(&l.FinishGrace, finishGrace)
 	set(&l.StopGrace, stopGrace)

@@ -6,12 +6,15 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"math"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"headgate/internal/agent/ledger"
@@ -139,6 +142,10 @@ func (s *slot) start(ref *agentpb.TaskRef, m *agentpb.Execute, digest [8]byte) {
 			return
 		}
 	}
+	if free := freeBytes(filepath.Dir(s.spools)); free < s.limits.LeastFree {
+		s.refuse(ref, agentpb.Refusal_REFUSAL_DISK, fmt.Sprintf("The disk of the agent's data directory is full: %d bytes are free, %d are needed.", free, s.limits.LeastFree))
+		return
+	}
 	fault.Point("before_accepted_sync")
 	if err := s.ledger.Accept(entry, now, m.GetForget()); err != nil {
 		s.log.Error("refuse a task", "task_id", ref.GetTaskId(), "err", err)
@@ -156,6 +163,21 @@ func (s *slot) start(ref *agentpb.TaskRef, m *agentpb.Execute, digest [8]byte) {
 	s.call = c
 	s.running.Store(ref)
 	s.work.Go(func() { s.run(ctx, c, m) })
+}
+
+// freeBytes says how much can still be written to the file system of a folder:
+// more than can be when it does not tell.
+func freeBytes(dir string) int64 {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil || st.Blocks == 0 {
+		return math.MaxInt64
+	}
+	blocks := st.Bavail
+	if os.Geteuid() == 0 {
+		blocks = st.Bfree // what is kept back is kept back for us
+	}
+	size := uint64(st.Bsize)
+	return int64(min(blocks, math.MaxInt64/size) * size)
 }
 
 // announce makes Accepted due, unless the end came first.

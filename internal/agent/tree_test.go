@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -236,6 +237,22 @@ func TestTheSlotIsFreeAfterEachWayOfFailing(t *testing.T) {
 	c.execute(c.job(id+1, "cmd.run", programArgs("show")))
 	if r := c.recv().GetRefused(); r.GetCause() != agentpb.Refusal_REFUSAL_DISK || r.GetRunning() != nil {
 		t.Errorf("the next task: %v", r)
+	}
+}
+
+// TestAFullDiskLetsTasksWait: the records of a task may still fit where the note
+// of its program does not, which must not end the task.
+func TestAFullDiskLetsTasksWait(t *testing.T) {
+	t.Parallel()
+	limits := quick()
+	limits.LeastFree = math.MaxInt64 - 1
+	c := newFleet(t).paired(t, agent.Config{Limits: limits}).session(t, 1)
+	c.execute(c.job(1, "core.echo", `{}`))
+	if r := c.recv().GetRefused(); r.GetTaskId() != 1 || r.GetCause() != agentpb.Refusal_REFUSAL_DISK {
+		t.Errorf("got %v", r)
+	}
+	if s := c.status(); s.GetRunning() != nil || s.GetLedgerEntries() != 0 {
+		t.Errorf("status %v", s)
 	}
 }
 
