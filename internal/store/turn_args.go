@@ -19,6 +19,8 @@ type turnArgs struct {
 	args  []any
 	lists arrayText
 	queue []queueOp
+
+	printed []byte // of all rows of output, one after the other
 }
 
 // maxKeptArgs is the largest text of a turn whose memory is used again, in
@@ -31,7 +33,7 @@ func (a *turnArgs) reset() bool {
 	clear(a.queue)
 	a.args, a.queue = a.args[:0], a.queue[:0]
 	a.lists.reset()
-	return cap(a.lists.buf) <= maxKeptArgs
+	return cap(a.lists.buf)+cap(a.printed) <= maxKeptArgs
 }
 
 // queueOp is one thing done to one row of agent_queue.
@@ -293,7 +295,17 @@ func addEndings[T any](a *turnArgs, items []T, ending func(*T) *tasks.Ending) er
 	return failed
 }
 
+// output adds all that was printed as one parameter, and where in it each row's
+// part lies: the items of an array would be read as hexadecimal text, which
+// costs PostgreSQL several times what storing them does.
 func (a *turnArgs) output(rows []tasks.OutputRow) {
+	if a.printed = a.printed[:0]; a.printed == nil {
+		a.printed = []byte{} // nil would be NULL
+	}
+	for i := range rows {
+		a.printed = append(a.printed, rows[i].Data...)
+	}
+	a.args = append(a.args, a.printed)
 	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(o.ID) })
 	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(o.Attempt) })
 	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(o.Seq) })
@@ -301,7 +313,12 @@ func (a *turnArgs) output(rows []tasks.OutputRow) {
 	addTexts(a, rows, func(o *tasks.OutputRow) string { return o.Stream })
 	addInts(a, rows, func(o *tasks.OutputRow) int64 { return o.Offset })
 	addInts(a, rows, func(o *tasks.OutputRow) int64 { return micros(o.At) })
-	addBlobs(a, rows, func(o *tasks.OutputRow) []byte { return o.Data })
+	first := 1
+	addInts(a, rows, func(o *tasks.OutputRow) int64 {
+		first += len(o.Data)
+		return int64(first - len(o.Data))
+	})
+	addInts(a, rows, func(o *tasks.OutputRow) int64 { return int64(len(o.Data)) })
 }
 
 func (a *turnArgs) rare(due []tasks.DueTask, ended []tasks.Finish) error {

@@ -155,9 +155,9 @@ const (
 
 	turnOutput = `, printed AS (
     INSERT INTO task_output (task_id, attempt, seq, agent_num, stream, off, at, bytes)
-    SELECT task_id, attempt, seq, agent_num, stream, off, to_timestamp(at / 1000000::float8), bytes
-    FROM unnest(?::bigint[], ?::smallint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::bigint[], ?::bytea[])
-         v (task_id, attempt, seq, agent_num, stream, off, at, bytes)
+    SELECT task_id, attempt, seq, agent_num, stream, off, to_timestamp(at / 1000000::float8), substr(?::bytea, first, size)
+    FROM unnest(?::bigint[], ?::smallint[], ?::integer[], ?::integer[], ?::text[], ?::bigint[], ?::bigint[], ?::integer[], ?::integer[])
+         v (task_id, attempt, seq, agent_num, stream, off, at, first, size)
     WHERE (SELECT ok FROM held)
     ON CONFLICT (task_id, attempt, seq) DO NOTHING
 )`
