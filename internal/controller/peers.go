@@ -122,9 +122,20 @@ func (p *peerClient) ping(ctx context.Context, to tasks.Lease, agent uuid.UUID) 
 	return out.Pong, err
 }
 
+// peerJSON encodes what is sent. Arguments are text in it, in which <, > and &
+// stay as they are: for pages, encoding/json would make six bytes of each, and
+// a request that is not too large for us would be for the other controller.
+func peerJSON(in any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(in)
+	return b.Bytes(), err
+}
+
 // call makes one request. Its errors are those that tasks.Peers speaks of.
 func (p *peerClient) call(ctx context.Context, to tasks.Lease, path string, in, out any) error {
-	body, err := json.Marshal(in)
+	body, err := peerJSON(in)
 	if err != nil {
 		return &tasks.UnsentError{Err: err}
 	}

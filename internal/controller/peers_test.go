@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -160,11 +159,15 @@ func (c *couple) agentsOfBoth() (ofOne, ofTwo uuid.UUID) {
 // request calls the API of a controller at its public port.
 func (c *couple) request(s *started, method, path string, body any, header ...string) (int, map[string]any) {
 	c.Helper()
-	data, err := json.Marshal(body)
-	if err != nil {
-		c.Fatal(err)
+	data, ok := body.(string) // the very bytes
+	if !ok {
+		b, err := json.Marshal(body)
+		if err != nil {
+			c.Fatal(err)
+		}
+		data = string(b)
 	}
-	req, err := http.NewRequestWithContext(c.Context(), method, s.c.Endpoints().PublicURL+"/api/v1"+path, bytes.NewReader(data))
+	req, err := http.NewRequestWithContext(c.Context(), method, s.c.Endpoints().PublicURL+"/api/v1"+path, strings.NewReader(data))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -305,6 +308,21 @@ func (c *couple) pauseElsewhere(agent uuid.UUID) {
 	c.request(c.two, "PATCH", "/agents/"+agent.String(), map[string]any{"paused": false})
 	if _, end := c.request(c.two, "GET", "/tasks/"+task["id"].(string)+"?wait=30s", nil); end["outcome"] != "succeeded" {
 		c.Errorf("after the pause: %v", end)
+	}
+}
+
+// What a controller takes for its own agents it also takes for another's,
+// whatever the arguments consist of.
+func TestALargeBatchOfMarkupIsPassedOn(t *testing.T) {
+	t.Parallel()
+	c := startCouple(t)
+	ofOne, _ := c.agentsOfBoth()
+	one := fmt.Sprintf(`{"agent":%q,"kind":%q,"args":{"text":"%s"}}`, ofOne, kinds.Echo, strings.Repeat("<", 200<<10))
+	body := `{"tasks":[` + strings.Repeat(one+",", 19) + one + `]}`
+	for _, at := range []*started{c.one, c.two} {
+		if status, got := c.request(at, "POST", "/tasks/batch", body); status != http.StatusAccepted {
+			t.Errorf("a batch of %d bytes: %d %v", len(body), status, got["detail"])
+		}
 	}
 }
 
