@@ -176,6 +176,8 @@ func TestLooksOfTheLoopReadTheirOwnRows(t *testing.T) {
 		 SELECT 1000000 + g, now(), now() + interval '1 day', 30000, CASE WHEN g % 1000 = 0 THEN 2 ELSE 1 END, 5, true, 'core.echo', 'x', '{}' FROM generate_series(1, 50000) g`,
 		`INSERT INTO agent_queue (task_id, expires_at, agent_num, priority)
 		 SELECT id, expires_at, agent_num, priority FROM agent_task`,
+		`INSERT INTO agent_later (run_at, task_id, expires_at, agent_num, priority)
+		 SELECT now() + interval '1 hour', 2000000 + g, now() + interval '1 day', 1, 5 FROM generate_series(1, 50000) g`,
 		`INSERT INTO agent (id, name, status, spki, removed_at)
 		 SELECT gen_random_uuid(), 'old', 'removed', decode(repeat(md5(g::text), 2), 'hex'), now() - interval '1 day' FROM generate_series(1, 20000) g`,
 		`UPDATE agent SET status = 'removed', removed_at = now() WHERE num = 2`,
@@ -192,6 +194,8 @@ func TestLooksOfTheLoopReadTheirOwnRows(t *testing.T) {
 	}{
 		"removed":   {sqlRemoved, []string{"'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'", "60000000"}, 50},
 		"abandoned": {sqlAbandoned, []string{"'{2}'", "1000"}, 500},
+		"due":       {sqlDue, []string{"'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'", "1000"}, 50},
+		"overdue":   {sqlOverdue, []string{"'{0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15}'", "1000"}, 50},
 		"alike":     {sqlAlike, []string{"'{2}'", "'{5}'", "'{core.echo}'", "'{x}'", "'{true}'", "'{30000}'", "'{4000000000000000}'"}, 500},
 	}
 	for name, look := range looks {

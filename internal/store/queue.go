@@ -137,11 +137,14 @@ func (d *DB) Refill(ctx context.Context, reqs []tasks.RefillRequest) ([]tasks.Qu
 	return out, nil
 }
 
+// The time is now(), the start of the statement: clock_timestamp() may change
+// from row to row, so that no index can be bounded by it, and each look would read
+// every task that waits.
 const sqlDue = `
 SELECT l.agent_num, l.priority, l.task_id, l.run_at
 FROM agent_later l
 JOIN agent a ON a.num = l.agent_num
-WHERE l.run_at <= clock_timestamp() AND a.shard = ANY ($1::smallint[])
+WHERE l.run_at <= now() AND a.shard = ANY ($1::smallint[])
 ORDER BY l.run_at, l.task_id
 LIMIT $2`
 
@@ -168,13 +171,13 @@ const sqlOverdue = `
 (SELECT q.agent_num, q.priority, q.task_id, q.attempt, q.expires_at, false AS later
  FROM agent_queue q
  JOIN agent a ON a.num = q.agent_num
- WHERE q.expires_at <= clock_timestamp() AND q.started_at IS NULL AND a.shard = ANY ($1::smallint[])
+ WHERE q.expires_at <= now() AND q.started_at IS NULL AND a.shard = ANY ($1::smallint[])
  ORDER BY q.expires_at LIMIT $2)
 UNION ALL
 (SELECT l.agent_num, l.priority, l.task_id, l.attempt, l.expires_at, true
  FROM agent_later l
  JOIN agent a ON a.num = l.agent_num
- WHERE l.expires_at <= clock_timestamp() AND a.shard = ANY ($1::smallint[])
+ WHERE l.expires_at <= now() AND a.shard = ANY ($1::smallint[])
  ORDER BY l.expires_at LIMIT $2)
 ORDER BY expires_at, task_id
 LIMIT $2`

@@ -49,7 +49,7 @@ UNION ALL
 (SELECT l.agent_num, l.priority, l.task_id, l.attempt, true
  FROM unnest($1::integer[]) v (agent_num)
  CROSS JOIN LATERAL (
-    SELECT l.* FROM agent_later l WHERE l.agent_num = v.agent_num ORDER BY l.task_id LIMIT $2) l
+    SELECT l.* FROM (SELECT * FROM agent_later WHERE agent_num = v.agent_num OFFSET 0) l ORDER BY l.task_id LIMIT $2) l
  LIMIT $2)
 LIMIT $2`
 
